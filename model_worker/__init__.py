@@ -1,0 +1,1 @@
+"""Pure logic of model execution on torch; the process is `services/worker`."""

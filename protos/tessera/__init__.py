@@ -1,0 +1,1 @@
+"""Tessera: client, protobuf stubs and shared values."""

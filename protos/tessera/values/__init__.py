@@ -1,0 +1,1 @@
+"""Frozen values that every role shares. No protobuf, no gRPC, no torch: importable by every core."""

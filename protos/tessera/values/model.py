@@ -1,0 +1,51 @@
+"""What a worker serves and how its KV cache is laid out."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A served model. `tokenizer_digest` is the sha256 (hex) of the canonical tokenizer JSON; both ends must agree on it."""
+
+    name: str
+    architecture: str  # as in config.json, e.g. LlamaForCausalLM
+    vocab_size: int
+    max_model_len: int  # prompt + output, tokens
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    tokenizer_digest: str
+    weights_digest: str  # names weights and format; part of the KV namespace
+
+
+@dataclass(frozen=True, slots=True)
+class KVGeometry:
+    """The KV pool of one worker. `num_blocks` blocks of `block_size` tokens; ids run from 0 to num_blocks - 1."""
+
+    num_blocks: int
+    block_size: int
+    bytes_per_token: int
+    kv_format: str  # layout and dtype, e.g. "torch/f32"; part of the KV namespace
+
+    @property
+    def num_tokens(self) -> int:
+        """Capacity of the pool in tokens."""
+        return self.num_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """The most one batch may hold; a batch beyond it is refused."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_batches_in_flight: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDescription:
+    """Everything about a worker that holds for one boot. `boot_id` is 16 random bytes per process start."""
+
+    boot_id: bytes
+    model: ModelInfo
+    geometry: KVGeometry
+    limits: WorkerLimits

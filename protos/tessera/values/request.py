@@ -1,0 +1,59 @@
+"""A request as it travels inside the service: what was asked, and what has come of it."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tessera.values.finish import Finish
+from tessera.values.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizeOptions:
+    """What a gateway needs to turn tokens into text; journalled, so that any gateway can go on with it."""
+
+    stop_strings: tuple[str, ...] = ()
+    include_stop_in_output: bool = False
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One request as a gateway submits it and the journal keeps it. Never mutated.
+
+    `prompt_token_ids` is int32 `[prompt_len]`, prompt_len >= 1, every id below the vocabulary size.
+    `request_id` is the internal id (16 bytes); `client_request_id` is the client's own, unique per principal while it lives.
+    """
+
+    request_id: bytes
+    prompt_token_ids: np.ndarray
+    sampling: SamplingParams
+    detokenize: DetokenizeOptions = field(default_factory=DetokenizeOptions)
+    client_request_id: str = ""
+    principal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimings:
+    """Durations in microseconds on the scheduler's clock; 0 where the phase was not reached."""
+
+    queue_us: int = 0
+    ttft_us: int = 0
+    total_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """Tokens of one request from an absolute offset on, and its end if it has ended (ATOM's `RequestOutput`).
+
+    `subscriber` is the client's resume number that this output is for (a Submit is 0). A receiver that holds
+    more than `token_offset` tokens already drops the duplicates; `token_offset` above what it holds is a gap, a bug.
+    """
+
+    request_id: bytes
+    subscriber: int
+    token_offset: int
+    token_ids: tuple[int, ...]
+    num_cached_tokens: int = 0
+    finish: Finish | None = None
+    timings: RequestTimings | None = None  # set with `finish`

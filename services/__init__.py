@@ -1,0 +1,1 @@
+"""The shell: the only folder that imports grpc, redis or a `*_pb2`."""

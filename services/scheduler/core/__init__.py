@@ -1,0 +1,1 @@
+"""Pure logic of scheduling, journalling and recovery; the process is `services/scheduler`."""
