@@ -1,0 +1,198 @@
+from tessera.worker.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RejectReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REJECT_REASON_UNSPECIFIED: _ClassVar[RejectReason]
+    REJECT_REASON_TOO_LONG: _ClassVar[RejectReason]
+    REJECT_REASON_OVERLOADED: _ClassVar[RejectReason]
+    REJECT_REASON_ALREADY_EXISTS: _ClassVar[RejectReason]
+    REJECT_REASON_DRAINING: _ClassVar[RejectReason]
+REJECT_REASON_UNSPECIFIED: RejectReason
+REJECT_REASON_TOO_LONG: RejectReason
+REJECT_REASON_OVERLOADED: RejectReason
+REJECT_REASON_ALREADY_EXISTS: RejectReason
+REJECT_REASON_DRAINING: RejectReason
+
+class SessionRequest(_message.Message):
+    __slots__ = ("hello", "submit", "abort", "stop_found", "heartbeat")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    STOP_FOUND_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    submit: Submit
+    abort: Abort
+    stop_found: StopFound
+    heartbeat: Heartbeat
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop_found: _Optional[_Union[StopFound, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class SessionResponse(_message.Message):
+    __slots__ = ("epoch", "hello_ack", "frame", "rejected", "taken_over", "heartbeat")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HELLO_ACK_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_OVER_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    epoch: _types_pb2.Epoch
+    hello_ack: HelloAck
+    frame: Frame
+    rejected: Rejected
+    taken_over: TakenOver
+    heartbeat: Heartbeat
+    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., hello_ack: _Optional[_Union[HelloAck, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("highest_epoch", "tokenizer_digest", "gateway_id", "live")
+    HIGHEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    highest_epoch: _types_pb2.Epoch
+    tokenizer_digest: str
+    gateway_id: bytes
+    live: _containers.RepeatedCompositeFieldContainer[LiveRequest]
+    def __init__(self, highest_epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., tokenizer_digest: _Optional[str] = ..., gateway_id: _Optional[bytes] = ..., live: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ...) -> None: ...
+
+class LiveRequest(_message.Message):
+    __slots__ = ("request_id", "subscriber", "token_ids")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_id: bytes
+    subscriber: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[bytes] = ..., subscriber: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class HelloAck(_message.Message):
+    __slots__ = ("unknown_request_ids", "model", "max_request_len")
+    UNKNOWN_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUEST_LEN_FIELD_NUMBER: _ClassVar[int]
+    unknown_request_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    model: _types_pb2.ModelInfo
+    max_request_len: int
+    def __init__(self, unknown_request_ids: _Optional[_Iterable[bytes]] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., max_request_len: _Optional[int] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("submission", "subscriber", "received_token_ids")
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    submission: Submission
+    subscriber: int
+    received_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, submission: _Optional[_Union[Submission, _Mapping]] = ..., subscriber: _Optional[int] = ..., received_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Submission(_message.Message):
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "detokenize", "client_request_id", "principal")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    DETOKENIZE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    request_id: bytes
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _types_pb2.SamplingParams
+    detokenize: DetokenizeOptions
+    client_request_id: str
+    principal: str
+    def __init__(self, request_id: _Optional[bytes] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., detokenize: _Optional[_Union[DetokenizeOptions, _Mapping]] = ..., client_request_id: _Optional[str] = ..., principal: _Optional[str] = ...) -> None: ...
+
+class DetokenizeOptions(_message.Message):
+    __slots__ = ("stop_strings", "include_stop_in_output", "skip_special_tokens")
+    STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_IN_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    stop_strings: _containers.RepeatedScalarFieldContainer[str]
+    include_stop_in_output: bool
+    skip_special_tokens: bool
+    def __init__(self, stop_strings: _Optional[_Iterable[str]] = ..., include_stop_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
+
+class Abort(_message.Message):
+    __slots__ = ("request_id", "subscriber")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBER_FIELD_NUMBER: _ClassVar[int]
+    request_id: bytes
+    subscriber: int
+    def __init__(self, request_id: _Optional[bytes] = ..., subscriber: _Optional[int] = ...) -> None: ...
+
+class StopFound(_message.Message):
+    __slots__ = ("request_id", "subscriber", "output_len", "stop_string")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBER_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_LEN_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    request_id: bytes
+    subscriber: int
+    output_len: int
+    stop_string: str
+    def __init__(self, request_id: _Optional[bytes] = ..., subscriber: _Optional[int] = ..., output_len: _Optional[int] = ..., stop_string: _Optional[str] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("request_ids", "subscribers", "token_offsets", "token_counts", "token_ids", "ends")
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBERS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: bytes
+    subscribers: _containers.RepeatedScalarFieldContainer[int]
+    token_offsets: _containers.RepeatedScalarFieldContainer[int]
+    token_counts: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    ends: _containers.RepeatedCompositeFieldContainer[RequestEnd]
+    def __init__(self, request_ids: _Optional[bytes] = ..., subscribers: _Optional[_Iterable[int]] = ..., token_offsets: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[_Union[RequestEnd, _Mapping]]] = ...) -> None: ...
+
+class RequestEnd(_message.Message):
+    __slots__ = ("index", "finish", "num_cached_tokens", "queue_us", "ttft_us", "total_us")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    TTFT_US_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_US_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    finish: _types_pb2.Finish
+    num_cached_tokens: int
+    queue_us: int
+    ttft_us: int
+    total_us: int
+    def __init__(self, index: _Optional[int] = ..., finish: _Optional[_Union[_types_pb2.Finish, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., queue_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ...) -> None: ...
+
+class Rejected(_message.Message):
+    __slots__ = ("request_id", "subscriber", "reason", "message", "retry_after_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: bytes
+    subscriber: int
+    reason: RejectReason
+    message: str
+    retry_after_ms: int
+    def __init__(self, request_id: _Optional[bytes] = ..., subscriber: _Optional[int] = ..., reason: _Optional[_Union[RejectReason, str]] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+
+class TakenOver(_message.Message):
+    __slots__ = ("request_id", "subscriber")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBER_FIELD_NUMBER: _ClassVar[int]
+    request_id: bytes
+    subscriber: int
+    def __init__(self, request_id: _Optional[bytes] = ..., subscriber: _Optional[int] = ...) -> None: ...
