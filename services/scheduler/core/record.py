@@ -1,0 +1,129 @@
+"""Journal records, and the state that results from applying them: what was promised."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kv_manager.published_block import PublishedBlock
+from tessera.values.finish import Finish
+from tessera.values.request import RequestTimings, Submission
+
+from services.scheduler.core.sequence_status import SequenceStatus
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Arrival:
+    """Place in the queue, (epoch number, counter): never a clock."""
+
+    epoch_number: int
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDelta:
+    """What changed of one request, absolute: applying it twice changes nothing more.
+
+    `submission` and `arrival` come with the first delta of a request in a generation. Output tokens from `token_offset`
+    on are replaced by `token_ids`, blocks of the table from `table_offset` on by `block_ids`; the rest replaces what is stored.
+    """
+
+    request_id: bytes
+    status: SequenceStatus
+    subscriber: int
+    attempt: int
+    worker: str  # empty while waiting
+    token_offset: int
+    token_ids: tuple[int, ...]
+    table_offset: int
+    block_ids: tuple[int, ...]
+    num_cached_tokens: int = 0
+    finish: Finish | None = None
+    timings: RequestTimings = RequestTimings()
+    submission: Submission | None = None
+    arrival: Arrival | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDelta:
+    """Prefix-cache entries that appeared and went, for one boot of one worker. Unpublishing applies first."""
+
+    worker: str
+    boot_id: bytes
+    published: tuple[PublishedBlock, ...]
+    unpublished: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One numbered step of the journal. Numbers are dense."""
+
+    number: int
+    requests: tuple[RequestDelta, ...] = ()
+    blocks: tuple[BlockDelta, ...] = ()
+    forgotten: tuple[bytes, ...] = ()
+
+
+@dataclass(slots=True)
+class StoredRequest:
+    """One request as the journal tells it."""
+
+    submission: Submission
+    arrival: Arrival
+    status: SequenceStatus
+    subscriber: int = 0
+    attempt: int = 0
+    worker: str = ""
+    output_token_ids: list[int] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    finish: Finish | None = None
+    timings: RequestTimings = RequestTimings()
+
+    def apply(self, delta: RequestDelta) -> None:
+        """Bring this request up to `delta`."""
+        assert delta.token_offset <= len(self.output_token_ids), "a delta leaves a gap in the output"
+        assert delta.table_offset <= len(self.block_ids), "a delta leaves a gap in the block table"
+        self.output_token_ids[delta.token_offset :] = delta.token_ids
+        self.block_ids[delta.table_offset :] = delta.block_ids
+        self.status, self.subscriber, self.attempt, self.worker = delta.status, delta.subscriber, delta.attempt, delta.worker
+        self.num_cached_tokens, self.finish, self.timings = delta.num_cached_tokens, delta.finish, delta.timings
+
+
+@dataclass(slots=True)
+class StoredState:
+    """Everything the journal tells, up to record `last`."""
+
+    last: int = 0
+    requests: dict[bytes, StoredRequest] = field(default_factory=dict)
+    blocks: dict[tuple[str, bytes], dict[int, PublishedBlock]] = field(default_factory=dict)
+
+    def apply(self, record: Record) -> None:
+        """Apply one record; a record at or below `last` is a no-op."""
+        if record.number <= self.last:
+            return
+        for delta in record.requests:
+            self._apply_request(delta)
+        for blocks in record.blocks:
+            self._apply_blocks(blocks)
+        for request_id in record.forgotten:
+            self.requests.pop(request_id, None)
+        self.last = record.number
+
+    def apply_all(self, records: Iterable[Record]) -> None:
+        """Apply records in order."""
+        for record in records:
+            self.apply(record)
+
+    def _apply_request(self, delta: RequestDelta) -> None:
+        request = self.requests.get(delta.request_id)
+        if request is None:
+            assert delta.submission is not None and delta.arrival is not None, "the first delta carries the submission"
+            request = StoredRequest(delta.submission, delta.arrival, delta.status)
+            self.requests[delta.request_id] = request
+        request.apply(delta)
+
+    def _apply_blocks(self, delta: BlockDelta) -> None:
+        held = self.blocks.setdefault((delta.worker, delta.boot_id), {})
+        for block_id in delta.unpublished:
+            held.pop(block_id, None)
+        for block in delta.published:
+            held[block.block_id] = block
