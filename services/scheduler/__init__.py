@@ -1,0 +1,1 @@
+"""The scheduler process: takes an epoch, attaches workers, serves sessions with gateways."""

@@ -1,0 +1,34 @@
+"""Configuration of one scheduler process."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tessera.values.config import Config, ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Parsed once by the command line, then frozen.
+
+    `listen` may have port 0: the bound address goes to the log and to `ready_file` (JSON with `address`) once serving.
+    """
+
+    workers: tuple[str, ...]  # host:port of each model worker
+    redis_url: str  # redis://host:port/db or unix:///path/to/socket
+    listen: str = "127.0.0.1:50052"
+    group: str = "default"  # names this scheduler's keys in Redis; one model, one pool of workers
+    scheduling: Config = field(default_factory=Config)
+    hello_wait_ms: int = 1500  # after a takeover with live requests: how long gateways have to say what they hold
+    worker_silence_ms: int = 5000  # a worker that says nothing for this long is attached again
+    ready_file: Path | None = None
+    drain_grace_s: float = 5.0
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if len(self.workers) != 1:
+            raise ConfigError(f"workers must name exactly one model worker (host:port), got {len(self.workers)}")
+        if not self.group or any(c in "{}: " for c in self.group):
+            raise ConfigError(f"group must be a name without braces, colons or spaces, got {self.group!r}")
+        for name in ("hello_wait_ms", "worker_silence_ms"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
