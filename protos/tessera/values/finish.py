@@ -38,4 +38,4 @@ class Finish:
         """ATOM's string for the reason, e.g. `eos`, `max_tokens`, `stop_198`."""
         if self.reason is FinishReason.STOP_TOKEN:
             return f"stop_{self.stop_token_id}"
-        return self.reason.value
+        return str(self.reason.value)

@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kv_manager.published_block import PublishedBlock
+from services.scheduler.core.sequence_status import SequenceStatus
 from tessera.values.finish import Finish
 from tessera.values.request import RequestTimings, Submission
-
-from services.scheduler.core.sequence_status import SequenceStatus
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 from kv_manager.published_block import PublishedBlock
+from services.scheduler.core.record import Arrival
 from tessera.values.finish import Finish
 from tessera.values.report import SlotReport
 from tessera.values.request import RequestTimings, Submission
-
-from services.scheduler.core.record import Arrival
 
 
 @dataclass(frozen=True, slots=True)
