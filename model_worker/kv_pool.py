@@ -1,0 +1,83 @@
+"""The paged KV cache: one tensor for all layers, cut into blocks that block tables name."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tessera.values.model import KVGeometry
+
+KV_CACHE_BYTES_DEFAULT = 512 * 1024 * 1024
+_FORMATS = {torch.float32: "torch/f32", torch.float16: "torch/f16", torch.bfloat16: "torch/bf16"}
+
+
+class KVPoolTooSmall(Exception):
+    """`kv_cache_bytes` does not hold a single block; the message says how many bytes one block needs."""
+
+
+class KVPool:
+    """Keys and values of every layer on the CPU; owned by one worker, written in place by the attention kernels.
+
+    A layer's keys (and values) are `[num_blocks + 1, num_kv_heads, block_size, head_dim]`. Heads come before offsets so that
+    gathering blocks gives each head its tokens in one piece. The last block (`null_block`) belongs to no table, is never written
+    and stays zero: padded reads go there. Memory is zero and reserved, not resident, until a block is first written (huge pages: 2 MiB steps).
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        assert min(num_layers, num_blocks, block_size, num_kv_heads, head_dim) >= 1
+        self.num_layers = num_layers
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.dtype = dtype
+        shape = (num_layers, 2, num_blocks + 1, num_kv_heads, block_size, head_dim)
+        # numpy takes zeroed pages from the system untouched; torch.zeros would write them all.
+        raw = np.zeros(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, dtype=np.uint8)
+        self._data = torch.from_numpy(raw).view(dtype).view(shape)
+
+    @property
+    def null_block(self) -> int:
+        """Id of the block that is always zero."""
+        return self.num_blocks
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes one position takes over all layers, keys and values."""
+        return kv_bytes_per_token(self.num_layers, self.num_kv_heads, self.head_dim, self.dtype)
+
+    @property
+    def geometry(self) -> KVGeometry:
+        """The pool as the scheduler needs to know it."""
+        return KVGeometry(self.num_blocks, self.block_size, self.bytes_per_token, _FORMATS[self.dtype])
+
+    def keys(self, layer: int) -> Tensor:
+        """The keys of one layer, a view `[num_blocks + 1, num_kv_heads, block_size, head_dim]`."""
+        return self._data[layer, 0]
+
+    def values(self, layer: int) -> Tensor:
+        """The values of one layer, a view `[num_blocks + 1, num_kv_heads, block_size, head_dim]`."""
+        return self._data[layer, 1]
+
+
+def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> int:
+    """Bytes of keys and values that one position takes over all layers."""
+    return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
+
+
+def num_blocks_for(kv_cache_bytes: int, block_size: int, bytes_per_token: int) -> int:
+    """Blocks that fit in `kv_cache_bytes`. Raises KVPoolTooSmall when not even one does."""
+    block_bytes = block_size * bytes_per_token
+    num_blocks = kv_cache_bytes // block_bytes
+    if num_blocks < 1:
+        raise KVPoolTooSmall(
+            f"kv_cache_bytes is {kv_cache_bytes}, but one block of {block_size} tokens needs {block_bytes} bytes"
+        )
+    return num_blocks
