@@ -1,0 +1,22 @@
+"""Root mean square normalisation."""
+
+import torch
+from torch import Tensor
+
+from model_worker.kernels.interface import Kernels
+
+
+class RMSNorm:
+    """Scales each vector to unit root mean square, then by a weight `[size]`."""
+
+    def __init__(self, kernels: Kernels, size: int, eps: float) -> None:
+        self._kernels = kernels
+        self._weight = torch.empty(size)
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._kernels.rms_norm(x, self._weight, self._eps)
+
+    def slots(self, prefix: str) -> dict[str, Tensor]:
+        """Checkpoint name -> view to copy it into."""
+        return {f"{prefix}.weight": self._weight}
