@@ -1,0 +1,290 @@
+"""A deterministic model worker in memory: it really executes batches, and checks that the KV it reads is what was written.
+
+The KV of a position is a digest of all ids up to it, kept per block. Before a row computes, every position it attends to must
+hold the digest of the slot's own ids; anything else means that a table, a prefix hit or a freed block was wrong.
+A sampled token is a function of (ids, seed), so the output of a request is known without running it: `reference_output`.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+
+from tessera.values.batch import RowError, ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry
+from tessera.values.finish import Finish, FinishReason
+from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.model import KVGeometry, ModelInfo, WorkerDescription, WorkerLimits
+from tessera.values.report import DroppedSlot, SlotReport, WorkerReport
+from tessera.values.request import Submission
+from tessera.values.sampling import SamplingParams
+
+MODEL = ModelInfo(
+    name="fake",
+    architecture="FakeForCausalLM",
+    vocab_size=64,
+    max_model_len=64,
+    eos_token_ids=(2, 9),
+    bos_token_id=1,
+    tokenizer_digest="0" * 64,
+    weights_digest="1" * 64,
+)
+
+LIMITS = WorkerLimits(max_num_seqs=8, max_num_batched_tokens=64)
+
+_EMPTY_PREFIX = 0
+
+
+def extend_digest(digest: int, token_id: int) -> int:
+    """Digest of a prefix with one more id (63 bits, so that it fits int64)."""
+    raw = blake2b(digest.to_bytes(8, "little") + token_id.to_bytes(8, "little"), digest_size=8).digest()
+    return int.from_bytes(raw, "little") >> 1
+
+
+def prefix_digests(token_ids: Sequence[int], digests: list[int] | None = None) -> list[int]:
+    """Digest of every prefix of `token_ids`, the empty one left out; `digests` of a shorter prefix are extended in place."""
+    digests = [] if digests is None else digests
+    for token_id in token_ids[len(digests) :]:
+        digests.append(extend_digest(digests[-1] if digests else _EMPTY_PREFIX, int(token_id)))
+    return digests
+
+
+def sample(digest: int, output_len: int, sampling: SamplingParams, model: ModelInfo = MODEL) -> int:
+    """The next token after ids with this digest: an EOS or stop token id is never drawn before `min_tokens` outputs."""
+    token_id = extend_digest(digest, sampling.seed) % model.vocab_size
+    if output_len < sampling.min_tokens:
+        masked = {*model.eos_token_ids, *sampling.stop_token_ids}
+        while token_id in masked:
+            token_id = (token_id + 1) % model.vocab_size
+    return token_id
+
+
+def reference_output(
+    submission: Submission, pool_tokens: int, model: ModelInfo = MODEL, output_max: int = 1 << 20
+) -> tuple[list[int], Finish | None]:
+    """Output tokens and finish of a request that runs alone, token by token; the oracle for every schedule.
+
+    Cut after `output_max` tokens, then without a finish. A pool of `pool_tokens` positions ends a request by length at one token more.
+    """
+    sampling, prompt_len = submission.sampling, len(submission.prompt_token_ids)
+    ids = [int(token_id) for token_id in submission.prompt_token_ids]
+    output: list[int] = []
+    digests: list[int] = []
+    while len(output) < output_max:
+        token_id = sample(prefix_digests(ids, digests)[-1], len(output), sampling, model)
+        ids.append(token_id)
+        output.append(token_id)
+        finish = _reference_finish(output, prompt_len, pool_tokens, sampling, model)
+        if finish is not None:
+            return output, finish
+    return output, None
+
+
+def _reference_finish(
+    output: list[int], prompt_len: int, pool_tokens: int, sampling: SamplingParams, model: ModelInfo
+) -> Finish | None:
+    count, last = len(output), output[-1]
+    if count >= sampling.min_tokens:
+        if any(output[-len(stop) :] == list(stop) for stop in sampling.stop_token_sequences):
+            return Finish(FinishReason.STOP_SEQUENCE, count)
+        if last in model.eos_token_ids and not sampling.ignore_eos:
+            return Finish(FinishReason.EOS, count, stop_token_id=last)
+        if last in sampling.stop_token_ids:
+            return Finish(FinishReason.STOP_TOKEN, count, stop_token_id=last)
+    if count >= sampling.max_tokens:
+        return Finish(FinishReason.MAX_TOKENS, count)
+    if prompt_len + count >= min(model.max_model_len, pool_tokens + 1):
+        return Finish(FinishReason.MAX_MODEL_LEN, count)
+    return None
+
+
+@dataclass(slots=True)
+class _Slot:
+    request_id: bytes
+    attempt: int
+    prompt_len: int
+    token_ids: list[int]
+    block_table: list[int]
+    computed_len: int
+    sampling: SamplingParams
+    digests: list[int] = field(default_factory=list)
+    failed: str = ""
+
+    def report(self, slot: int) -> SlotReport:
+        ids, table = np.array(self.token_ids, np.int32), np.array(self.block_table, np.int32)
+        return SlotReport(slot, self.request_id, self.attempt, self.prompt_len, ids, table, self.computed_len)
+
+
+class FakeWorker:
+    """One worker: `enqueue` a batch, `step` executes the oldest one; a started batch is one that was stepped."""
+
+    def __init__(
+        self,
+        num_blocks: int = 16,
+        block_size: int = 4,
+        limits: WorkerLimits = LIMITS,
+        model: ModelInfo = MODEL,
+    ) -> None:
+        self.geometry = KVGeometry(num_blocks, block_size, 8, "fake/int64")
+        self.limits, self.model = limits, model
+        self.boots = 0
+        self.epoch, self.nonce = NO_EPOCH, 0
+        self.restart()
+
+    def restart(self) -> None:
+        """A new boot: everything it held is gone."""
+        self.boots += 1
+        self.description = WorkerDescription(self.boots.to_bytes(16, "big"), self.model, self.geometry, self.limits)
+        self.epoch, self.nonce = NO_EPOCH, 0
+        self.last_step = 0
+        self.slots: dict[int, _Slot] = {}
+        self.dropped: list[DroppedSlot] = []
+        self.queue: deque[ScheduledBatch] = deque()
+        self.kv = np.full((self.geometry.num_blocks, self.geometry.block_size), -1, np.int64)
+        self.last_write_step = np.zeros(self.geometry.num_blocks, np.int64)
+        self.computed_positions = 0
+        self._row_errors: dict[bytes, str] = {}
+
+    # -- the contract
+
+    def attach(self, epoch: Epoch, nonce: int) -> WorkerReport:
+        """Fence everything older, discard what was not started, report. The (epoch, nonce) must be above the last."""
+        assert epoch.supersedes(self.epoch) and (epoch != self.epoch or nonce > self.nonce), "older epoch or nonce"
+        self.epoch, self.nonce = epoch, nonce
+        self.queue.clear()
+        return self.report()
+
+    def report(self) -> WorkerReport:
+        """Everything held now."""
+        slots = tuple(slot.report(number) for number, slot in sorted(self.slots.items()))
+        return WorkerReport(
+            self.nonce, self.description, self.last_step, slots, tuple(self.dropped), self.last_write_step.copy()
+        )
+
+    def enqueue(self, batch: ScheduledBatch) -> None:
+        """Accept a batch; what the contract forbids is an assertion."""
+        assert (batch.epoch, batch.nonce) == (self.epoch, self.nonce), "a batch of another attach"
+        assert len(self.queue) < self.limits.max_batches_in_flight, "too many batches in flight"
+        assert batch.num_rows <= self.limits.max_num_seqs, f"{batch.num_rows} rows"
+        assert batch.total_tokens <= self.limits.max_num_batched_tokens, f"{batch.total_tokens} tokens"
+        columns = (batch.slots, batch.num_scheduled_tokens, batch.context_lens, batch.new_block_counts, batch.new_block_ids)
+        assert all(column.dtype == np.int32 for column in columns)
+        assert all(len(column) == batch.num_rows for column in columns[:4])
+        assert batch.new_block_counts.sum() == len(batch.new_block_ids)
+        assert len(set(batch.slots.tolist())) == batch.num_rows, "a slot in two rows"
+        self.queue.append(batch)
+
+    def fail_next_row(self, request_id: bytes, message: str = "logits are not finite") -> None:
+        """The next row of this request fails alone."""
+        self._row_errors[request_id] = message
+
+    def step(self) -> ScheduledBatchOutput:
+        """Execute the oldest batch and return its output."""
+        batch = self.queue.popleft()
+        assert batch.step_id > self.last_step, f"step {batch.step_id} after {self.last_step}"
+        self._start(batch)
+        counts, token_ids, errors = [], [], []
+        for row in range(batch.num_rows):
+            slot = self.slots[int(batch.slots[row])]
+            slot.failed = slot.failed or self._row_errors.pop(slot.request_id, "")
+            if slot.failed:
+                errors.append(RowError(row, slot.failed))
+                counts.append(0)
+                continue
+            sampled = self._compute(slot, int(batch.context_lens[row]), int(batch.num_scheduled_tokens[row]), batch.step_id)
+            counts.append(len(sampled))
+            token_ids.extend(sampled)
+        self.last_step = batch.step_id
+        return ScheduledBatchOutput(
+            batch.epoch,
+            batch.nonce,
+            batch.step_id,
+            np.array(counts, np.int32),
+            np.array(token_ids, np.int32),
+            tuple(errors),
+        )
+
+    # -- inside
+
+    def _start(self, batch: ScheduledBatch) -> None:
+        for drop in batch.drops:
+            self._drop(drop, batch.step_id)
+        self.dropped = [slot for slot in self.dropped if slot.drop_step > batch.durable_step]
+        entered = {entry.slot for entry in batch.entries}
+        assert entered <= set(batch.slots.tolist()), "an entry without a row"
+        for entry in batch.entries:
+            self._enter(entry)
+        first = 0
+        for slot, count, context_len in zip(batch.slots.tolist(), batch.new_block_counts, batch.context_lens, strict=True):
+            assert not (count and slot in entered), "an entering row brings its whole table"
+            self.slots[slot].block_table.extend(batch.new_block_ids[first : first + count].tolist())
+            first += count
+            assert len(self.slots[slot].block_table) * self.geometry.block_size >= context_len, "the table is too short"
+        self._check_owners()
+
+    def _drop(self, drop: SlotDrop, step_id: int) -> None:
+        held = self.slots.get(drop.slot)
+        if held is None or (held.request_id, held.attempt) != (drop.request_id, drop.attempt):
+            return
+        del self.slots[drop.slot]
+        report = held.report(drop.slot)
+        self.dropped.append(
+            DroppedSlot(
+                report.request_id,
+                report.attempt,
+                report.prompt_len,
+                report.token_ids,
+                report.block_table,
+                report.computed_len,
+                drop.finish,
+                step_id,
+            )
+        )
+
+    def _enter(self, entry: SlotEntry) -> None:
+        assert entry.slot not in self.slots, f"slot {entry.slot} is held"
+        assert 0 <= entry.slot < self.limits.max_num_seqs, f"slot {entry.slot} is beyond the limit"
+        assert entry.token_ids.dtype == np.int32 and entry.block_table.dtype == np.int32
+        assert 0 <= entry.num_cached_tokens < len(entry.token_ids)
+        self.slots[entry.slot] = _Slot(
+            entry.request_id,
+            entry.attempt,
+            entry.prompt_len,
+            entry.token_ids.tolist(),
+            entry.block_table.tolist(),
+            entry.num_cached_tokens,
+            entry.sampling,
+        )
+
+    def _check_owners(self) -> None:
+        """A block lies in two tables only where both have computed it full, with the same ids."""
+        size = self.geometry.block_size
+        owners: dict[int, list[int] | None] = {}
+        for slot in self.slots.values():
+            for index, block_id in enumerate(slot.block_table):
+                end = (index + 1) * size
+                content = slot.token_ids[:end] if end <= slot.computed_len else None
+                if block_id in owners:
+                    assert content is not None and owners[block_id] == content, f"block {block_id} has two owners"
+                owners[block_id] = content
+
+    def _compute(self, slot: _Slot, context_len: int, count: int, step_id: int) -> list[int]:
+        start, size = context_len - count, self.geometry.block_size
+        assert count >= 1 and start == slot.computed_len, f"row starts at {start}, computed are {slot.computed_len}"
+        assert context_len <= len(slot.token_ids), f"row ends at {context_len}, {len(slot.token_ids)} ids are known"
+        prefix_digests(slot.token_ids, slot.digests)
+        blocks = np.array(slot.block_table, np.int64)
+        positions = np.arange(context_len)
+        read = self.kv[blocks[positions[:start] // size], positions[:start] % size]
+        assert (read == np.array(slot.digests[:start], np.int64)).all(), f"KV of {slot.request_id.hex()} is not its own"
+        written = positions[start:]
+        self.kv[blocks[written // size], written % size] = slot.digests[start:context_len]
+        self.last_write_step[blocks[written // size]] = step_id
+        slot.computed_len = context_len
+        self.computed_positions += count
+        if context_len < len(slot.token_ids):
+            return []
+        output_len = len(slot.token_ids) - slot.prompt_len
+        slot.token_ids.append(sample(slot.digests[-1], output_len, slot.sampling, self.model))
+        return slot.token_ids[-1:]
