@@ -1,0 +1,38 @@
+"""What a client asks for, as plain values: the public request before anything about it has been checked."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gateway.chat_template import ChatMessage
+
+Prompt = str | tuple[ChatMessage, ...] | np.ndarray
+"""Plain text, chat messages, or token ids (any integer dtype, `[n]`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInput:
+    """`SamplingParams` as a client gives them: None takes the default of `tessera.values.sampling.LIMITS`."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GenerateInput:
+    """One generation as asked. An empty `model` means the only one served; an empty `request_id` that the client has none."""
+
+    prompt: Prompt | None
+    model: str = ""
+    request_id: str = ""
+    sampling: SamplingInput = field(default_factory=SamplingInput)
+    stop: tuple[str, ...] = ()
+    include_stop_in_output: bool = False
+    skip_special_tokens: bool = True

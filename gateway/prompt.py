@@ -1,0 +1,107 @@
+"""Turns a prompt, in any of its three forms, into the token ids that the model reads.
+
+Text gets BOS iff the tokenizer adds it. For chat the template decides, BOS included. Token ids are taken as they are. A prompt of no
+tokens becomes one BOS if the tokenizer adds BOS, else it is refused. Texts too long for the model are refused before they are tokenized.
+"""
+
+import numpy as np
+
+from gateway.chat_template import ChatMessage
+from gateway.errors import ChatTemplateError, InvalidField, InvalidRequest
+from gateway.generate_input import Prompt
+from gateway.served_model import ServedModel
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Roles that a chat message may have; what each becomes is the template's matter."""
+
+_TEXT, _MESSAGES, _TOKEN_IDS = "text", "chat.messages", "tokens.token_ids"
+"""Where the three forms stand in the public `Generation` message."""
+
+
+def encode_prompt(prompt: Prompt | None, model: ServedModel) -> np.ndarray:
+    """Token ids int32 `[n]`, 1 <= n < `max_model_len`, all below the vocabulary size. Raises InvalidRequest naming the form's field."""
+    if prompt is None:
+        raise _refused(_TEXT, "is missing; give text, chat messages or token ids")
+    if isinstance(prompt, str):
+        field, ids = _TEXT, encode_text(prompt, model)
+    elif isinstance(prompt, tuple):
+        field, ids = _MESSAGES, encode_chat(prompt, model)
+    else:
+        field, ids = _TOKEN_IDS, _checked_ids(prompt, model)
+    if not len(ids):
+        ids = encode_text("", model)  # BOS, where the tokenizer adds one
+    if not len(ids):
+        raise _refused(field, "has no tokens; the model needs at least one to start from")
+    _check_len(field, len(ids), model)
+    return ids
+
+
+def encode_text(text: str, model: ServedModel, add_special_tokens: bool = True) -> np.ndarray:
+    """Token ids int32 `[n]` of plain text, of any length that could fit the model. Raises InvalidRequest for `text`."""
+    _check_bytes(_TEXT, [text], model)
+    return np.array(model.tokenizer.encode(text, add_special_tokens), np.int32)
+
+
+def encode_chat(messages: tuple[ChatMessage, ...], model: ServedModel) -> np.ndarray:
+    """Token ids int32 `[n]` of a conversation and the opening of the assistant's turn. Raises InvalidRequest for `chat.messages...`."""
+    template = model.tokenizer.chat_template
+    if template is None:
+        raise _refused(_MESSAGES, f"cannot be used: {model.info.name} has no chat template; send text")
+    if not messages:
+        raise _refused(_MESSAGES, "is empty; at least one message is needed")
+    problems = [
+        InvalidField(f"{_MESSAGES}[{i}].role", f"is {message.role[:32]!r}; known are {', '.join(ROLES)}")
+        for i, message in enumerate(messages)
+        if message.role not in ROLES
+    ]
+    if problems:
+        raise InvalidRequest(problems)
+    _check_bytes(_MESSAGES, [message.content for message in messages], model)
+    try:
+        text = template.render(messages, model.prompt_bytes_max)
+    except ChatTemplateError as error:
+        raise _refused(_MESSAGES, str(error)) from error
+    return np.array(model.tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+
+def check_token_ids(field: str, token_ids: np.ndarray, vocab_size: int) -> list[InvalidField]:
+    """The first id of `token_ids` (any integer dtype, `[n]`) that names no token, as `field[i]`; empty where all do."""
+    wrong = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))
+    if not len(wrong):
+        return []
+    first = int(wrong[0])
+    others = f" ({len(wrong) - 1} later ids neither)" if len(wrong) > 1 else ""
+    return [InvalidField(f"{field}[{first}]", f"is {token_ids[first]}, not a token id from 0 to {vocab_size - 1}{others}")]
+
+
+def _checked_ids(token_ids: np.ndarray, model: ServedModel) -> np.ndarray:
+    _check_len(_TOKEN_IDS, len(token_ids), model)
+    problems = check_token_ids(_TOKEN_IDS, token_ids, model.info.vocab_size)
+    if problems:
+        raise InvalidRequest(problems)
+    return token_ids.astype(np.int32)
+
+
+def _check_len(field: str, prompt_len: int, model: ServedModel) -> None:
+    limit = model.info.max_model_len
+    if prompt_len >= limit:
+        raise _refused(
+            field,
+            f"has {prompt_len} tokens; {model.info.name} takes {limit} for prompt and output together, so at most {limit - 1} here",
+        )
+
+
+def _check_bytes(field: str, texts: list[str], model: ServedModel) -> None:
+    try:
+        size = sum(len(text.encode()) for text in texts)
+    except UnicodeEncodeError as error:
+        raise _refused(field, "is not valid Unicode: it contains a lone surrogate") from error
+    if size > model.prompt_bytes_max:
+        raise _refused(
+            field,
+            f"has {size} bytes; {model.info.name} takes {model.info.max_model_len} tokens, which is {model.prompt_bytes_max} bytes at the very most",
+        )
+
+
+def _refused(field: str, description: str) -> InvalidRequest:
+    return InvalidRequest([InvalidField(field, description)])
