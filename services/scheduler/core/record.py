@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 from kv_manager.published_block import PublishedBlock
 from services.scheduler.core.sequence_status import SequenceStatus
 from tessera.values.finish import Finish
@@ -41,6 +43,25 @@ class RequestDelta:
     arrival: Arrival | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeColumns:
+    """What a steady decode step changes, as columns: running requests that gained one output token and change in nothing
+    else but, at most, a block at the end of their table. Absolute like a delta. An object per sequence and step would alone
+    cost more than the journal's budget.
+
+    - `request_ids[R]`; `token_offsets` int32 `[R]`, index of the token in the output; `token_ids` int32 `[R]`.
+    - `grown_rows` int32 `[M]`, the rows whose table grew; `table_offsets` int32 `[M]`, index of the new block in the table;
+      `block_ids` int32 `[M]`.
+    """
+
+    request_ids: tuple[bytes, ...]
+    token_offsets: npt.NDArray[np.int32]
+    token_ids: npt.NDArray[np.int32]
+    grown_rows: npt.NDArray[np.int32]
+    table_offsets: npt.NDArray[np.int32]
+    block_ids: npt.NDArray[np.int32]
+
+
 @dataclass(frozen=True, slots=True)
 class BlockDelta:
     """Prefix-cache entries that appeared and went, for one boot of one worker. Unpublishing applies first."""
@@ -53,12 +74,13 @@ class BlockDelta:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One numbered step of the journal. Numbers are dense."""
+    """One numbered step of the journal. Numbers are dense. A request is in one of `requests` and `decoded`, not in both."""
 
     number: int
     requests: tuple[RequestDelta, ...] = ()
     blocks: tuple[BlockDelta, ...] = ()
     forgotten: tuple[bytes, ...] = ()
+    decoded: DecodeColumns | None = None
 
 
 @dataclass(slots=True)
@@ -101,6 +123,8 @@ class StoredState:
             return
         for delta in record.requests:
             self._apply_request(delta)
+        if record.decoded is not None:
+            self._apply_decoded(record.decoded)
         for blocks in record.blocks:
             self._apply_blocks(blocks)
         for request_id in record.forgotten:
@@ -119,6 +143,22 @@ class StoredState:
             request = StoredRequest(delta.submission, delta.arrival, delta.status)
             self.requests[delta.request_id] = request
         request.apply(delta)
+
+    def _apply_decoded(self, columns: DecodeColumns) -> None:
+        requests = self.requests
+        rows = zip(columns.request_ids, columns.token_offsets.tolist(), columns.token_ids.tolist(), strict=True)
+        for request_id, offset, token_id in rows:
+            output = requests[request_id].output_token_ids
+            assert offset <= len(output), "columns leave a gap in the output"
+            if offset == len(output):
+                output.append(token_id)
+            else:
+                output[offset:] = (token_id,)
+        grown = zip(columns.grown_rows.tolist(), columns.table_offsets.tolist(), columns.block_ids.tolist(), strict=True)
+        for row, offset, block_id in grown:
+            table = requests[columns.request_ids[row]].block_ids
+            assert offset <= len(table), "columns leave a gap in the block table"
+            table[offset:] = (block_id,)
 
     def _apply_blocks(self, delta: BlockDelta) -> None:
         held = self.blocks.setdefault((delta.worker, delta.boot_id), {})
