@@ -1,0 +1,75 @@
+"""The one place where what a handler raises becomes a status."""
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+
+from services.rpc.errors import ServiceError
+from services.rpc.status import INTERNAL_TEXT, code_of, status_of
+
+_log = structlog.get_logger()
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every handler: a ServiceError ends the call with its status, any other exception with INTERNAL and a fixed text.
+
+    Cancellation, and an abort that a handler made itself, pass. Handlers are coroutines, or asynchronous generators for
+    streamed answers; `intercept_service` returns before the call runs, so the handler's own function is wrapped.
+    """
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """Wrap the handler found for this call."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        kind = _kind_of(handler)
+        function = getattr(handler, kind)
+        guard = _guard_stream if inspect.isasyncgenfunction(function) else _guard_call
+        return getattr(grpc, f"{kind}_rpc_method_handler")(
+            guard(function, handler_call_details.method),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _kind_of(handler: Any) -> str:
+    request = "stream" if handler.request_streaming else "unary"
+    return f"{request}_{'stream' if handler.response_streaming else 'unary'}"
+
+
+def _guard_call(function: Callable[[Any, Any], Awaitable[Any]], method: str) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def guarded(request: Any, context: Any) -> Any:
+        try:
+            return await function(request, context)
+        except Exception as error:  # noqa: BLE001 - every failure ends as a status, here and nowhere else
+            await _end(error, method, context)
+
+    return guarded
+
+
+def _guard_stream(function: Callable[[Any, Any], AsyncIterator[Any]], method: str) -> Callable[[Any, Any], AsyncIterator[Any]]:
+    async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async with aclosing(function(request, context)) as responses:  # type: ignore[type-var]
+                async for response in responses:
+                    yield response
+        except Exception as error:  # noqa: BLE001 - every failure ends as a status, here and nowhere else
+            await _end(error, method, context)
+
+    return guarded
+
+
+async def _end(error: Exception, method: str, context: Any) -> NoReturn:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, ServiceError):
+        code, text, trailers = status_of(error)
+        _log.debug("call refused", method=method, code=code_of(error).name, reason=error.reason)
+        await context.abort(code, text, trailers)
+    _log.error("a handler failed", method=method, exc_info=error)
+    await context.abort(grpc.StatusCode.INTERNAL, INTERNAL_TEXT)
+    raise AssertionError("abort never returns")
