@@ -1,0 +1,251 @@
+"""A request's stream at the gateway: dense offsets, one end, and the same text however the outputs were cut."""
+
+from itertools import chain, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.delta import Delta, PublicReason, join_deltas
+from gateway.errors import InvalidRequest, OutputGap
+from gateway.output_stream import OutputStream, Shown
+from gateway.tokenizer import Tokenizer
+from tessera.values.finish import Finish, FinishReason
+from tessera.values.request import DetokenizeOptions, RequestOutput, RequestTimings
+
+TIMINGS = RequestTimings(1, 2, 3)
+END = 256  # `<end>`, the special token of the byte-level vocabulary
+
+
+def output(offset: int, ids: list[int], finish: Finish | None = None, subscriber: int = 0) -> RequestOutput:
+    return RequestOutput(b"r" * 16, subscriber, offset, tuple(ids), 5, finish, TIMINGS if finish else None)
+
+
+def outputs(ids: list[int], cuts: list[int], finish: Finish | None) -> list[RequestOutput]:
+    """The outputs that carry `ids`, cut before each index in `cuts`; the last one has the finish."""
+    edges = [0, *sorted({cut for cut in cuts if 0 < cut < len(ids)}), len(ids)]
+    found = [output(a, ids[a:b]) for a, b in pairwise(edges)]
+    return [*found[:-1], output(edges[-2], ids[edges[-2] :], finish)]
+
+
+def drain(stream: OutputStream, sent: list[RequestOutput]) -> list[Delta]:
+    return [delta for delta in map(stream.feed, sent) if delta is not None]
+
+
+def assert_dense(deltas: list[Delta], token_offset: int = 0, text_offset: int = 0) -> None:
+    """Each delta begins where the one before ended, and only the last has a finish."""
+    for i, delta in enumerate(deltas):
+        assert (delta.token_offset, delta.text_offset) == (token_offset, text_offset)
+        token_offset += len(delta.token_ids)
+        text_offset += len(delta.text.encode())
+        assert (delta.finish is not None) == (i == len(deltas) - 1)
+
+
+def naive(tokenizer: Tokenizer, options: DetokenizeOptions, ids: list[int], finish: Finish) -> tuple[str, list[int], Finish]:
+    """The documented rule on the whole answer: text, ids and end."""
+    stop_token = ids[-1:] if finish.reason in (FinishReason.EOS, FinishReason.STOP_TOKEN) else []
+    plain = ids[: len(ids) - len(stop_token)]
+    detokenizer = tokenizer.detokenizer(options.skip_special_tokens)
+    text = ""
+    for count, piece in enumerate([*map(detokenizer.step, plain), detokenizer.finish()], 1):
+        text += piece
+        found = [(text.find(stop), len(stop), stop) for stop in options.stop_strings if stop in text]
+        if found:
+            start, length, stop = min(found)
+            kept = min(count, len(plain))
+            shown = text[: start + length * options.include_stop_in_output]
+            return shown, plain[:kept], Finish(FinishReason.STOP_STRING, kept, stop_string=stop)
+    stop_text = tokenizer.decode(stop_token, options.skip_special_tokens) if options.include_stop_in_output else ""
+    return text + stop_text, ids, finish
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[list[int], Finish, DetokenizeOptions]:
+    """Letters, an emoji whole and in parts, `<end>` and `<note>`, with stop strings made of the same."""
+    a, b, c, *emoji = 64, 65, 66, 172, 253, 246, 222
+    part = st.sampled_from([[a], [b], [c], [END], [257], emoji, emoji[:2], emoji[3:]])
+    ids = list(chain.from_iterable(draw(st.lists(part, min_size=1, max_size=10))))
+    reason = draw(st.sampled_from(list(FinishReason)))
+    finish = Finish(reason, len(ids), stop_token_id=ids[-1])
+    stops = draw(st.lists(st.text("abc<n😀\ufffd", min_size=1, max_size=3), max_size=3).map(tuple))
+    return ids, finish, DetokenizeOptions(stops, draw(st.booleans()), draw(st.booleans()))
+
+
+@settings(max_examples=600, deadline=None)
+@given(answers(), st.lists(st.integers(0, 20)), st.lists(st.integers(0, 20)))
+def test_the_answer_is_the_naive_one_however_it_is_cut(
+    byte_level: Tokenizer, answer: tuple[list[int], Finish, DetokenizeOptions], cuts: list[int], repeats: list[int]
+) -> None:
+    ids, finish, options = answer
+    text, kept, end = naive(byte_level, options, ids, finish)
+    sent = outputs(ids, cuts, finish)
+    for i in repeats:  # duplicates: an output sent again later, at a random place
+        if i < len(sent) - 1:
+            sent.insert(i + 1, sent[i])
+    stream = OutputStream(byte_level, options)
+    deltas = drain(stream, sent)
+    assert_dense(deltas)
+    whole = join_deltas(deltas)
+    assert (whole.text, list(whole.token_ids), whole.finish) == (text, kept, end)
+    assert stream.token_ids == kept and stream.finish == end
+    assert stream.feed(output(len(ids), [64])) is None
+
+
+@settings(max_examples=600, deadline=None)
+@given(answers(), st.lists(st.integers(0, 20)), st.integers(0, 20))
+def test_a_resume_elsewhere_continues_text_and_tokens(
+    byte_level: Tokenizer, answer: tuple[list[int], Finish, DetokenizeOptions], cuts: list[int], received: int
+) -> None:
+    """The client got the first deltas, then its gateway died, the end never having arrived; the next one gets the same ids."""
+    ids, finish, options = answer
+    first = [d for d in drain(OutputStream(byte_level, options), outputs(ids, cuts, finish))[:received] if not d.finish]
+    shown = Shown(tuple(i for d in first for i in d.token_ids), len("".join(d.text for d in first).encode()))
+    known = len(shown.token_ids)
+    second = OutputStream(byte_level, options, subscriber=1, shown=shown)
+    rest = drain(second, [output(known, ids[known:], finish, subscriber=1)])
+    assert_dense(rest, known, shown.text_bytes)
+    whole = join_deltas([*first, *rest])
+    assert (whole.text, list(whole.token_ids), whole.finish) == naive(byte_level, options, ids, finish)
+
+
+@pytest.mark.parametrize(
+    ("include", "skip_special", "text"), [(False, True, "a"), (True, True, "a"), (False, False, "a"), (True, False, "a<end>")]
+)
+def test_an_end_of_sequence_token_is_in_the_ids_and_in_the_text_only_where_asked(
+    byte_level: Tokenizer, include: bool, skip_special: bool, text: str
+) -> None:
+    finish = Finish(FinishReason.EOS, 2, stop_token_id=END)
+    stream = OutputStream(byte_level, DetokenizeOptions((), include, skip_special))
+    delta = stream.feed(output(0, [*byte_level.encode("a", False), END], finish))
+    assert delta is not None
+    assert (delta.text, len(delta.token_ids), delta.public_reason, delta.finish) == (text, 2, PublicReason.STOP, finish)
+    assert delta.timings == TIMINGS and not delta.found_here and delta.num_cached_tokens == 5
+
+
+def test_an_ordinary_stop_token_leaves_no_text_and_is_not_searched(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("ab", False)
+    finish = Finish(FinishReason.STOP_TOKEN, 2, stop_token_id=ids[1])
+    for include, text in ((False, "a"), (True, "ab")):
+        delta = OutputStream(byte_level, DetokenizeOptions(("b",), include)).feed(output(0, ids, finish))
+        assert delta is not None and delta.text == text and delta.finish == finish
+
+
+def test_a_stop_string_ends_the_stream_whatever_comes_later(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("one STOP two", False)
+    stream = OutputStream(byte_level, DetokenizeOptions(("STOP",)))
+    deltas = drain(stream, [output(i, [token]) for i, token in enumerate(ids)])
+    assert join_deltas(deltas).text == "one "
+    assert deltas[-1].finish == Finish(FinishReason.STOP_STRING, 8, stop_string="STOP")
+    assert deltas[-1].found_here and deltas[-1].timings is None and deltas[-1].public_reason is PublicReason.STOP
+    assert stream.feed(output(8, ids[8:], Finish(FinishReason.MAX_TOKENS, len(ids)))) is None
+
+
+@pytest.mark.parametrize("reason", [FinishReason.MAX_TOKENS, FinishReason.ABORTED, FinishReason.ERROR])
+def test_a_stop_string_wins_over_another_end_at_its_own_token(byte_level: Tokenizer, reason: FinishReason) -> None:
+    ids = byte_level.encode("xSTOP", False)
+    delta = OutputStream(byte_level, DetokenizeOptions(("STOP",))).feed(output(0, ids, Finish(reason, 5)))
+    assert delta is not None and delta.text == "x"
+    assert delta.finish == Finish(FinishReason.STOP_STRING, 5, stop_string="STOP")
+
+
+def test_the_schedulers_own_word_of_the_stop_string_is_not_sent_back(byte_level: Tokenizer) -> None:
+    finish = Finish(FinishReason.STOP_STRING, 5, stop_string="STOP")
+    delta = OutputStream(byte_level, DetokenizeOptions(("STOP",))).feed(output(0, byte_level.encode("xSTOP", False), finish))
+    assert delta is not None and delta.text == "x" and not delta.found_here and delta.timings == TIMINGS
+
+
+def test_ids_go_out_while_their_text_is_held_back(byte_level: Tokenizer) -> None:
+    stream = OutputStream(byte_level, DetokenizeOptions(("STOP",)))
+    deltas = drain(stream, [output(i, [token]) for i, token in enumerate(byte_level.encode("aSTo", False))])
+    assert [(len(d.token_ids), d.text) for d in deltas] == [(1, "a"), (1, ""), (1, ""), (1, "STo")]
+
+
+def test_a_held_back_head_comes_with_the_end(byte_level: Tokenizer) -> None:
+    stream = OutputStream(byte_level, DetokenizeOptions(("STOP",)))
+    stream.feed(output(0, byte_level.encode("aST", False)))
+    delta = stream.feed(output(3, [], Finish(FinishReason.ABORTED, 3)))
+    assert delta == Delta(3, (), 1, "ST", 5, Finish(FinishReason.ABORTED, 3), TIMINGS)
+    assert delta.public_reason is PublicReason.ABORTED
+
+
+def test_a_character_cut_by_max_tokens_is_one_replacement_character_as_without_a_stream(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("a😀", False)[:4]
+    stream = OutputStream(byte_level, DetokenizeOptions())
+    deltas = drain(stream, outputs(ids, [1, 2, 3], Finish(FinishReason.MAX_TOKENS, 4)))
+    assert [d.text for d in deltas] == ["a", "", "", "\ufffd"]
+    assert join_deltas(deltas).text == byte_level.decode(ids, True)
+    assert deltas[-1].public_reason is PublicReason.LENGTH
+
+
+def test_a_request_without_any_token_ends_too(byte_level: Tokenizer) -> None:
+    finish = Finish(FinishReason.UNSCHEDULABLE, 0, message="17 > 16")
+    delta = OutputStream(byte_level, DetokenizeOptions(("x",))).feed(output(0, [], finish))
+    assert delta == Delta(0, (), 0, "", 5, finish, TIMINGS)
+    assert delta.public_reason is PublicReason.ERROR
+
+
+def test_outputs_for_another_subscriber_are_no_ops(byte_level: Tokenizer) -> None:
+    stream = OutputStream(byte_level, DetokenizeOptions(), subscriber=2)
+    for other in (1, 3):
+        assert stream.feed(output(0, [64], Finish(FinishReason.ABORTED, 1), subscriber=other)) is None
+    assert stream.token_ids == [] and stream.finish is None
+
+
+def test_an_overlapping_output_adds_only_what_is_new(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("abcd", False)
+    stream = OutputStream(byte_level, DetokenizeOptions())
+    assert stream.feed(output(0, ids[:3])) == Delta(0, tuple(ids[:3]), 0, "abc", 5)
+    assert stream.feed(output(0, ids[:2])) is None
+    assert stream.feed(output(1, ids[1:])) == Delta(3, (ids[3],), 3, "d", 5)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        output(2, [64]),
+        output(1, [64], Finish(FinishReason.MAX_TOKENS, 3)),
+        output(1, [64], Finish(FinishReason.MAX_TOKENS, 1)),
+        output(0, [], Finish(FinishReason.ABORTED, 0)),
+    ],
+)
+def test_a_gap_ends_its_own_request_and_changes_nothing(byte_level: Tokenizer, bad: RequestOutput) -> None:
+    stream, neighbour = (OutputStream(byte_level, DetokenizeOptions()) for _ in range(2))
+    a = byte_level.encode("a", False)
+    stream.feed(output(0, a))
+    neighbour.feed(output(0, a))
+    with pytest.raises(OutputGap):
+        stream.feed(bad)
+    for each in (stream, neighbour):
+        assert each.feed(output(1, a)) == Delta(1, tuple(a), 1, "a", 5)
+
+
+@pytest.mark.parametrize("text_bytes", [1, 2, 3, 5, 100])
+def test_a_resume_with_a_text_offset_that_does_not_fit_is_refused(byte_level: Tokenizer, text_bytes: int) -> None:
+    stream = OutputStream(byte_level, DetokenizeOptions(), shown=Shown(tuple(byte_level.encode("😀", False)), text_bytes))
+    with pytest.raises(InvalidRequest, match="text_offset"):
+        stream.feed(output(4, []))
+
+
+def test_a_resumed_stream_holds_the_tokens_shown_before(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("aST", False)
+    stream = OutputStream(byte_level, DetokenizeOptions(("STOP",)), subscriber=1, shown=Shown(tuple(ids), 1))
+    assert stream.token_ids == ids
+    assert stream.feed(output(3, [], subscriber=1)) is None
+    assert stream.feed(output(3, byte_level.encode("x", False), subscriber=1)) == Delta(3, (87,), 1, "STx", 5)
+
+
+def test_every_reason_has_a_public_name() -> None:
+    for reason in FinishReason:
+        assert Delta(0, (), 0, "", finish=Finish(reason, 0)).public_reason in PublicReason
+    assert Delta(0, (), 0, "").public_reason is None
+
+
+def test_a_real_answer_streams_to_its_decoded_text(smollm2: Tokenizer) -> None:
+    text = "Il pleut à Paris ☔, naïve café — 日本語のテキスト 👩‍👩‍👧 and\n\n1. code: `x += 1`\n" * 5
+    ids = [*smollm2.encode(text, False), 2]
+    stream = OutputStream(smollm2, DetokenizeOptions(("<|sep|>", "\nUser:")))
+    deltas = drain(stream, outputs(ids, list(range(len(ids))), Finish(FinishReason.EOS, len(ids), stop_token_id=2)))
+    assert_dense(deltas)
+    whole = join_deltas(deltas)
+    assert whole.text == text and list(whole.token_ids) == ids
+    assert all("\ufffd" not in delta.text for delta in deltas)
