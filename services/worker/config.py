@@ -1,0 +1,42 @@
+"""Configuration of one worker process, validated once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tessera.values.config import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What one worker serves, where, and with how much.
+
+    `model` is a directory, a GGUF file or a known name; `deterministic` or `deterministic:NAME` computes nothing (see
+    `model_worker.models.deterministic`). `ready_file` gets `{"address": ...}` once the model is loaded and served.
+    """
+
+    model: str
+    listen: str = "127.0.0.1:50053"  # host:port, port 0 for any free one, or unix:/path
+    kv_cache_bytes: int = 512 * 1024 * 1024
+    block_size: int = 16  # tokens per block: 1 or a multiple of 16
+    max_num_seqs: int = 512  # rows of one batch
+    max_num_batched_tokens: int = 16384  # positions of one batch
+    max_model_len: int | None = None  # tokens, prompt and output; None: what the model was trained for
+    threads: int | None = None  # torch threads; None: one per core this process may use
+    heartbeat_ms: int = 500
+    ready_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("kv_cache_bytes", "block_size", "max_num_seqs", "max_num_batched_tokens", "heartbeat_ms"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("max_model_len", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.block_size != 1 and self.block_size % 16:
+            raise ConfigError(f"block_size must be 1 or a multiple of 16, got {self.block_size}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs}): "
+                f"every running sequence needs its token in a step"
+            )
