@@ -1,0 +1,110 @@
+"""What a gateway and a scheduler say to each other on their session."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tessera.values.identity import Epoch
+from tessera.values.model import ModelInfo
+from tessera.values.request import RequestOutput, Submission
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRequest:
+    """A request a gateway still streams to a client. `token_ids` are the output ids received so far, from offset 0."""
+
+    request_id: bytes
+    subscriber: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Opens a session. `gateway_id` is random per gateway process; `highest_epoch` the highest this gateway has seen."""
+
+    highest_epoch: Epoch
+    tokenizer_digest: str
+    gateway_id: bytes
+    live: tuple[LiveRequest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A new request, or one the scheduler may not know any more. Idempotent on the request id; the highest `subscriber` wins."""
+
+    submission: Submission
+    subscriber: int = 0
+    received_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The client is gone or asked to stop. The scheduler answers with the request's end, whatever it is; for an id it does not know, nothing."""
+
+    request_id: bytes
+    subscriber: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopFound:
+    """The gateway found a stop string, completed by output token `output_len - 1`."""
+
+    request_id: bytes
+    subscriber: int
+    output_len: int
+    stop_string: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The sender lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class HelloAck:
+    """The leader's answer to a Hello. Live ids it does not know are to be submitted again, with the tokens received.
+
+    `max_request_len` is the longest request (prompt plus output, tokens) that can ever be scheduled: model and pool considered.
+    """
+
+    unknown_request_ids: tuple[bytes, ...]
+    model: ModelInfo
+    max_request_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What one step changed for all requests of one gateway. `timings` and `num_cached_tokens` travel with an end only."""
+
+    outputs: tuple[RequestOutput, ...]
+
+
+class RejectReason(Enum):
+    """Why a Submit was not admitted."""
+
+    TOO_LONG = "too_long"  # can never run here
+    OVERLOADED = "overloaded"  # the queue is full
+    ALREADY_EXISTS = "already_exists"  # the client's id lives with another body or principal
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A Submit that was not admitted; nothing was journalled. `message` names the numbers; `retry_after_ms` 0: trying again never helps."""
+
+    request_id: bytes
+    subscriber: int
+    reason: RejectReason
+    message: str
+    retry_after_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """A subscriber with a higher number owns the request now; the stream of `subscriber` ends."""
+
+    request_id: bytes
+    subscriber: int
+
+
+GatewayMessage = Hello | Submit | Abort | StopFound | Heartbeat
+SchedulerMessage = HelloAck | Frame | Rejected | TakenOver | Heartbeat

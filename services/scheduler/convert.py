@@ -1,0 +1,297 @@
+"""Protobuf <-> values for the session between gateway and scheduler; one `x_to_proto` / `x_from_proto` pair per message.
+
+`*_from_proto` checks shapes and domains that need no other state and raises MalformedMessage naming the field.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.worker.convert import (
+    MalformedMessage,
+    epoch_from_proto,
+    epoch_to_proto,
+    finish_from_proto,
+    finish_to_proto,
+    model_info_from_proto,
+    model_info_to_proto,
+    sampling_from_proto,
+    sampling_to_proto,
+)
+from tessera.scheduler.v1 import session_pb2
+from tessera.values.identity import INSTANCE_ID_BYTES, REQUEST_ID_BYTES, Epoch
+from tessera.values.request import DetokenizeOptions, RequestOutput, RequestTimings, Submission
+from tessera.values.session import (
+    Abort,
+    Frame,
+    GatewayMessage,
+    Heartbeat,
+    Hello,
+    HelloAck,
+    LiveRequest,
+    Rejected,
+    RejectReason,
+    SchedulerMessage,
+    StopFound,
+    Submit,
+    TakenOver,
+)
+
+_REJECT_TO_PROTO = {reason: f"REJECT_REASON_{reason.name}" for reason in RejectReason}
+_REJECT_FROM_PROTO = {session_pb2.RejectReason.Value(name): reason for reason, name in _REJECT_TO_PROTO.items()}
+
+
+def request_to_proto(message: GatewayMessage) -> session_pb2.SessionRequest:
+    """What a gateway says."""
+    match message:
+        case Hello():
+            return session_pb2.SessionRequest(hello=hello_to_proto(message))
+        case Submit():
+            return session_pb2.SessionRequest(submit=submit_to_proto(message))
+        case Abort(request_id, subscriber):
+            return session_pb2.SessionRequest(abort=session_pb2.Abort(request_id=request_id, subscriber=subscriber))
+        case StopFound():
+            return session_pb2.SessionRequest(stop_found=stop_found_to_proto(message))
+        case Heartbeat():
+            return session_pb2.SessionRequest(heartbeat=session_pb2.Heartbeat())
+
+
+def request_from_proto(message: session_pb2.SessionRequest) -> GatewayMessage:
+    """What a gateway said."""
+    match message.WhichOneof("message"):
+        case "hello":
+            return hello_from_proto(message.hello)
+        case "submit":
+            return submit_from_proto(message.submit)
+        case "abort":
+            return Abort(_request_id(message.abort.request_id, "abort"), message.abort.subscriber)
+        case "stop_found":
+            return stop_found_from_proto(message.stop_found)
+        case "heartbeat":
+            return Heartbeat()
+        case kind:
+            raise MalformedMessage(f"message: a session request holds {kind}")
+
+
+def response_to_proto(epoch: Epoch, message: SchedulerMessage) -> session_pb2.SessionResponse:
+    """What a scheduler says under its term `epoch`."""
+    response = session_pb2.SessionResponse(epoch=epoch_to_proto(epoch))
+    match message:
+        case HelloAck():
+            response.hello_ack.CopyFrom(hello_ack_to_proto(message))
+        case Frame():
+            fill_frame(response.frame, message.outputs)
+        case Rejected():
+            response.rejected.CopyFrom(rejected_to_proto(message))
+        case TakenOver(request_id, subscriber):
+            response.taken_over.request_id, response.taken_over.subscriber = request_id, subscriber
+        case Heartbeat():
+            response.heartbeat.SetInParent()
+    return response
+
+
+def response_from_proto(message: session_pb2.SessionResponse) -> tuple[Epoch, SchedulerMessage]:
+    """The term under which a scheduler spoke, and what it said."""
+    epoch = epoch_from_proto(message.epoch)
+    match message.WhichOneof("message"):
+        case "hello_ack":
+            return epoch, hello_ack_from_proto(message.hello_ack)
+        case "frame":
+            return epoch, frame_from_proto(message.frame)
+        case "rejected":
+            return epoch, rejected_from_proto(message.rejected)
+        case "taken_over":
+            taken = message.taken_over
+            return epoch, TakenOver(_request_id(taken.request_id, "taken_over"), taken.subscriber)
+        case "heartbeat":
+            return epoch, Heartbeat()
+        case kind:
+            raise MalformedMessage(f"message: a session response holds {kind}")
+
+
+def hello_to_proto(hello: Hello) -> session_pb2.Hello:
+    """Message of `hello`."""
+    return session_pb2.Hello(
+        highest_epoch=epoch_to_proto(hello.highest_epoch),
+        tokenizer_digest=hello.tokenizer_digest,
+        gateway_id=hello.gateway_id,
+        live=[
+            session_pb2.LiveRequest(request_id=live.request_id, subscriber=live.subscriber, token_ids=live.token_ids)
+            for live in hello.live
+        ],
+    )
+
+
+def hello_from_proto(message: session_pb2.Hello) -> Hello:
+    """The opening of a session."""
+    if len(message.gateway_id) != INSTANCE_ID_BYTES:
+        raise MalformedMessage(f"hello.gateway_id: {len(message.gateway_id)} bytes instead of {INSTANCE_ID_BYTES}")
+    return Hello(
+        highest_epoch=epoch_from_proto(message.highest_epoch),
+        tokenizer_digest=message.tokenizer_digest,
+        gateway_id=message.gateway_id,
+        live=tuple(
+            LiveRequest(_request_id(live.request_id, "hello.live"), live.subscriber, tuple(live.token_ids))
+            for live in message.live
+        ),
+    )
+
+
+def hello_ack_to_proto(ack: HelloAck) -> session_pb2.HelloAck:
+    """Message of `ack`."""
+    return session_pb2.HelloAck(
+        unknown_request_ids=ack.unknown_request_ids,
+        model=model_info_to_proto(ack.model),
+        max_request_len=ack.max_request_len,
+    )
+
+
+def hello_ack_from_proto(message: session_pb2.HelloAck) -> HelloAck:
+    """The answer to a Hello."""
+    unknown = tuple(_request_id(request_id, "hello_ack.unknown_request_ids") for request_id in message.unknown_request_ids)
+    return HelloAck(unknown, model_info_from_proto(message.model), message.max_request_len)
+
+
+def submit_to_proto(submit: Submit) -> session_pb2.Submit:
+    """Message of `submit`."""
+    return session_pb2.Submit(
+        submission=submission_to_proto(submit.submission),
+        subscriber=submit.subscriber,
+        received_token_ids=submit.received_token_ids,
+    )
+
+
+def submit_from_proto(message: session_pb2.Submit) -> Submit:
+    """A request to admit or to go on with."""
+    return Submit(submission_from_proto(message.submission), message.subscriber, tuple(message.received_token_ids))
+
+
+def submission_to_proto(submission: Submission) -> session_pb2.Submission:
+    """Message of `submission`, as the session sends and the journal keeps it."""
+    return session_pb2.Submission(
+        request_id=submission.request_id,
+        prompt_token_ids=submission.prompt_token_ids.tolist(),
+        sampling=sampling_to_proto(submission.sampling),
+        detokenize=session_pb2.DetokenizeOptions(
+            stop_strings=submission.detokenize.stop_strings,
+            include_stop_in_output=submission.detokenize.include_stop_in_output,
+            skip_special_tokens=submission.detokenize.skip_special_tokens,
+        ),
+        client_request_id=submission.client_request_id,
+        principal=submission.principal,
+    )
+
+
+def submission_from_proto(message: session_pb2.Submission) -> Submission:
+    """What was asked; a prompt without tokens, or with an id above int32, is malformed."""
+    if not message.prompt_token_ids:
+        raise MalformedMessage("submission.prompt_token_ids: empty")
+    prompt = np.array(message.prompt_token_ids, np.uint32).view(np.int32)
+    if prompt.min() < 0:
+        raise MalformedMessage("submission.prompt_token_ids: an id is above 2^31 - 1")
+    return Submission(
+        request_id=_request_id(message.request_id, "submission"),
+        prompt_token_ids=prompt,
+        sampling=sampling_from_proto(message.sampling),
+        detokenize=DetokenizeOptions(
+            stop_strings=tuple(message.detokenize.stop_strings),
+            include_stop_in_output=message.detokenize.include_stop_in_output,
+            skip_special_tokens=message.detokenize.skip_special_tokens,
+        ),
+        client_request_id=message.client_request_id,
+        principal=message.principal,
+    )
+
+
+def stop_found_to_proto(found: StopFound) -> session_pb2.StopFound:
+    """Message of `found`."""
+    return session_pb2.StopFound(
+        request_id=found.request_id,
+        subscriber=found.subscriber,
+        output_len=found.output_len,
+        stop_string=found.stop_string,
+    )
+
+
+def stop_found_from_proto(message: session_pb2.StopFound) -> StopFound:
+    """A stop string some gateway found."""
+    request_id = _request_id(message.request_id, "stop_found")
+    return StopFound(request_id, message.subscriber, message.output_len, message.stop_string)
+
+
+def rejected_to_proto(rejected: Rejected) -> session_pb2.Rejected:
+    """Message of `rejected`."""
+    return session_pb2.Rejected(
+        request_id=rejected.request_id,
+        subscriber=rejected.subscriber,
+        reason=_REJECT_TO_PROTO[rejected.reason],
+        message=rejected.message,
+        retry_after_ms=rejected.retry_after_ms,
+    )
+
+
+def rejected_from_proto(message: session_pb2.Rejected) -> Rejected:
+    """Why a Submit was not admitted; an unknown reason is malformed."""
+    reason = _REJECT_FROM_PROTO.get(message.reason)
+    if reason is None:
+        raise MalformedMessage(f"rejected.reason: unknown value {message.reason}")
+    request_id = _request_id(message.request_id, "rejected")
+    return Rejected(request_id, message.subscriber, reason, message.message, message.retry_after_ms)
+
+
+def fill_frame(message: session_pb2.Frame, outputs: Sequence[RequestOutput]) -> None:
+    """Write `outputs` into an empty frame as columns."""
+    message.request_ids = b"".join([output.request_id for output in outputs])
+    message.subscribers.extend([output.subscriber for output in outputs])
+    message.token_offsets.extend([output.token_offset for output in outputs])
+    message.token_counts.extend([len(output.token_ids) for output in outputs])
+    message.token_ids.extend([token_id for output in outputs for token_id in output.token_ids])
+    for index, output in enumerate(outputs):
+        if output.finish is not None:
+            timings = output.timings or RequestTimings()
+            message.ends.add(
+                index=index,
+                finish=finish_to_proto(output.finish),
+                num_cached_tokens=output.num_cached_tokens,
+                queue_us=timings.queue_us,
+                ttft_us=timings.ttft_us,
+                total_us=timings.total_us,
+            )
+
+
+def frame_from_proto(message: session_pb2.Frame) -> Frame:
+    """The outputs of a frame; columns of different lengths are malformed."""
+    ids, counts, token_ids = message.request_ids, list(message.token_counts), list(message.token_ids)
+    count = len(counts)
+    columns = (len(ids) / REQUEST_ID_BYTES, len(message.subscribers), len(message.token_offsets))
+    if columns != (count, count, count) or sum(counts) != len(token_ids):
+        raise MalformedMessage(f"frame: columns of {columns} for {count} requests, {len(token_ids)} tokens for {sum(counts)}")
+    outputs, start = [], 0
+    rows = zip(message.subscribers, message.token_offsets, counts, strict=True)
+    for index, (subscriber, token_offset, token_count) in enumerate(rows):
+        request_id = ids[index * REQUEST_ID_BYTES : (index + 1) * REQUEST_ID_BYTES]
+        outputs.append(RequestOutput(request_id, subscriber, token_offset, tuple(token_ids[start : start + token_count])))
+        start += token_count
+    for end in message.ends:
+        if end.index >= count:
+            raise MalformedMessage(f"frame.ends: index {end.index} of {count} requests")
+        outputs[end.index] = _ended(outputs[end.index], end)
+    return Frame(tuple(outputs))
+
+
+def _ended(output: RequestOutput, end: session_pb2.RequestEnd) -> RequestOutput:
+    return RequestOutput(
+        output.request_id,
+        output.subscriber,
+        output.token_offset,
+        output.token_ids,
+        num_cached_tokens=end.num_cached_tokens,
+        finish=finish_from_proto(end.finish),
+        timings=RequestTimings(end.queue_us, end.ttft_us, end.total_us),
+    )
+
+
+def _request_id(value: bytes, field: str) -> bytes:
+    if len(value) != REQUEST_ID_BYTES:
+        raise MalformedMessage(f"{field}: a request id of {len(value)} bytes instead of {REQUEST_ID_BYTES}")
+    return value

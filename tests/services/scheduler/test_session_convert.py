@@ -1,0 +1,159 @@
+"""Session messages survive the wire, and what no correct peer sends is refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.scheduler import convert
+from services.worker.convert import MalformedMessage
+from tessera.scheduler.v1 import session_pb2
+from tessera.values.finish import Finish, FinishReason
+from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.model import ModelInfo
+from tessera.values.request import DetokenizeOptions, RequestOutput, RequestTimings, Submission
+from tessera.values.sampling import SEED_MAX, SamplingParams
+from tessera.values.session import (
+    Abort,
+    Frame,
+    Heartbeat,
+    Hello,
+    HelloAck,
+    LiveRequest,
+    Rejected,
+    RejectReason,
+    StopFound,
+    Submit,
+    TakenOver,
+)
+
+ID, OTHER_ID = bytes(range(16)), bytes(range(16, 32))
+EPOCH = Epoch(7, b"i" * 16)
+MODEL = ModelInfo("SmolLM2", "LlamaForCausalLM", 49152, 8192, (2, 0), 1, "ab" * 32, "cd" * 32)
+SUBMISSION = Submission(
+    request_id=ID,
+    prompt_token_ids=np.array([0, 5, 2**31 - 1], np.int32),
+    sampling=SamplingParams(SEED_MAX, 0.0, 0.5, -1, 0.1, 9, 2, True, (3, 4), ((5,), (6, 7))),
+    detokenize=DetokenizeOptions(("\n", "é"), True, False),
+    client_request_id="mine",
+    principal="me",
+)
+
+
+def over_the_wire(message):
+    return type(message).FromString(message.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Hello(NO_EPOCH, "ab" * 32, b"g" * 16),
+        Hello(EPOCH, "", b"g" * 16, (LiveRequest(ID, 0, (1, 2)), LiveRequest(OTHER_ID, 3, ()))),
+        Abort(ID, 2),
+        StopFound(ID, 0, 17, "stop"),
+        Heartbeat(),
+    ],
+)
+def test_gateway_messages_round_trip(message):
+    assert convert.request_from_proto(over_the_wire(convert.request_to_proto(message))) == message
+
+
+def test_a_submission_round_trips():
+    submit = Submit(SUBMISSION, subscriber=4, received_token_ids=(8, 9))
+    back = convert.request_from_proto(over_the_wire(convert.request_to_proto(submit)))
+    assert isinstance(back, Submit)
+    assert (back.subscriber, back.received_token_ids) == (4, (8, 9))
+    assert back.submission.prompt_token_ids.dtype == np.int32
+    assert back.submission.prompt_token_ids.tolist() == [0, 5, 2**31 - 1]
+    for name in ("request_id", "sampling", "detokenize", "client_request_id", "principal"):
+        assert getattr(back.submission, name) == getattr(SUBMISSION, name)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HelloAck((ID, OTHER_ID), MODEL, 8000),
+        HelloAck((), MODEL, 1),
+        Frame(()),
+        *(Rejected(ID, 1, reason, "17 > 16", 250) for reason in RejectReason),
+        TakenOver(ID, 5),
+        Heartbeat(),
+    ],
+)
+def test_scheduler_messages_round_trip(message):
+    assert convert.response_from_proto(over_the_wire(convert.response_to_proto(EPOCH, message))) == (EPOCH, message)
+
+
+NUMBERS = st.integers(0, 2**32 - 1)
+ENDS = st.builds(
+    Finish,
+    st.sampled_from(FinishReason),
+    NUMBERS,
+    st.none() | NUMBERS,
+    st.none() | st.text(max_size=3),
+    st.text(max_size=3),
+)
+OUTPUTS = st.builds(
+    RequestOutput, st.binary(min_size=16, max_size=16), NUMBERS, NUMBERS, st.lists(NUMBERS, max_size=4).map(tuple)
+)
+ENDED = st.builds(
+    lambda output, finish, cached, timings: RequestOutput(
+        output.request_id, output.subscriber, output.token_offset, output.token_ids, cached, finish, timings
+    ),
+    OUTPUTS,
+    ENDS,
+    NUMBERS,
+    st.builds(RequestTimings, NUMBERS, NUMBERS, NUMBERS),
+)
+
+
+@given(st.lists(OUTPUTS | ENDED, max_size=6))
+def test_any_frame_round_trips(outputs):
+    frame = Frame(tuple(outputs))
+    assert convert.response_from_proto(over_the_wire(convert.response_to_proto(EPOCH, frame))) == (EPOCH, frame)
+
+
+def request(**field):
+    return session_pb2.SessionRequest(**field)
+
+
+@pytest.mark.parametrize(
+    ("message", "names"),
+    [
+        (request(), "message"),
+        (request(abort=session_pb2.Abort(request_id=b"short")), "abort"),
+        (request(hello=session_pb2.Hello(gateway_id=b"short")), "gateway_id"),
+        (request(submit=session_pb2.Submit()), "prompt_token_ids"),
+        (
+            request(submit=session_pb2.Submit(submission=session_pb2.Submission(request_id=ID, prompt_token_ids=[2**31]))),
+            "prompt_token_ids",
+        ),
+    ],
+)
+def test_a_malformed_request_is_refused(message, names):
+    with pytest.raises(MalformedMessage, match=names):
+        convert.request_from_proto(message)
+
+
+@pytest.mark.parametrize(
+    ("frame", "names"),
+    [
+        (session_pb2.Frame(request_ids=ID, token_counts=[1]), "columns"),
+        (
+            session_pb2.Frame(request_ids=ID, subscribers=[0], token_offsets=[0], token_counts=[2], token_ids=[1]),
+            "1 tokens for 2",
+        ),
+        (session_pb2.Frame(request_ids=ID[:8]), "columns"),
+        (session_pb2.Frame(ends=[session_pb2.RequestEnd(index=0)]), "ends"),
+    ],
+)
+def test_a_malformed_frame_is_refused(frame, names):
+    with pytest.raises(MalformedMessage, match=names):
+        convert.frame_from_proto(frame)
+
+
+def test_a_response_without_content_or_with_an_unknown_reason_is_refused():
+    with pytest.raises(MalformedMessage, match="message"):
+        convert.response_from_proto(session_pb2.SessionResponse())
+    with pytest.raises(MalformedMessage, match="reason"):
+        convert.rejected_from_proto(session_pb2.Rejected(request_id=ID))
