@@ -1,0 +1,42 @@
+"""What each block of the pool is: reference count and published content, as columns indexed by block id."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_manager.published_block import PublishedBlock
+
+
+class Blocks:
+    """Columns of `num_blocks` blocks of `block_size` tokens; row b is block b.
+
+    - `ref_counts[b]`: tables that hold the block; 0 means it is in the free list. Written by the block manager.
+    - `digests[b]`: link of the hash chain, None while unpublished. `parents[b]`: the link of the block before it, None for
+      the first block of a sequence. `token_ids[b]` int32 `[block_size]`. `published_steps[b]`: worker step whose output
+      completed the block. Written by the prefix index; the last three mean something only while the block is published.
+
+    Columns instead of an object per block keep a pool of a million blocks out of the garbage collector's way.
+    """
+
+    __slots__ = ("block_size", "digests", "num_blocks", "parents", "published_steps", "ref_counts", "token_ids")
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        assert num_blocks > 0 and block_size > 0, f"a pool needs blocks and tokens, got {num_blocks} x {block_size}"
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.ref_counts: list[int] = [0] * num_blocks
+        self.digests: list[int | None] = [None] * num_blocks
+        self.parents: list[int | None] = [None] * num_blocks
+        self.published_steps: list[int] = [0] * num_blocks
+        self.token_ids: npt.NDArray[np.int32] = np.zeros((num_blocks, block_size), np.int32)
+
+    def published(self, block_ids: Sequence[int]) -> tuple[PublishedBlock, ...]:
+        """The prefix-cache entries of published blocks."""
+        rows = self.token_ids[block_ids,].tolist() if block_ids else []
+        return tuple(self._published(block_id, tuple(row)) for block_id, row in zip(block_ids, rows, strict=True))
+
+    def _published(self, block_id: int, token_ids: tuple[int, ...]) -> PublishedBlock:
+        digest = self.digests[block_id]
+        assert digest is not None, f"block {block_id} is not published"
+        return PublishedBlock(block_id, digest, self.parents[block_id], token_ids, self.published_steps[block_id])

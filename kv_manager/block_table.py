@@ -1,0 +1,31 @@
+"""The block table of one sequence, and a table as a worker reported it."""
+
+from dataclasses import dataclass, field
+
+from kv_manager.hash_chain import TokenIds
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """Which blocks hold a sequence's KV, in order of position. Owned by the sequence for its whole life, changed by the manager.
+
+    `digests` caches the hash chain over the sequence's full blocks as far as it has been needed; it outlives preemption,
+    because committed tokens are only ever appended to. A sequence that restarts from other tokens takes a new table.
+    The first `num_published` blocks are in the prefix index.
+    """
+
+    block_ids: list[int] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
+    num_published: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTable:
+    """A table that is live on a worker: KV of positions `[0, num_computed)` is valid for `token_ids`.
+
+    Blocks behind that are allocated, but may still carry what an earlier owner wrote.
+    """
+
+    table: BlockTable
+    token_ids: TokenIds
+    num_computed: int
