@@ -1,0 +1,51 @@
+"""`tessera scheduler`: from options to one frozen SchedulerConfig, then the role's own `run`."""
+
+from typing import Any
+
+import click
+
+from services.cli.config_options import Text, build_config, config_options
+from services.scheduler.config import SchedulerConfig
+
+_TEXTS = {
+    "workers": Text("Address of the model worker to drive.", "HOST:PORT", name="--worker"),
+    "redis_url": Text(
+        "The Redis that keeps every request's state: redis://HOST:PORT/DB or unix:///PATH.", "URL", name="--redis"
+    ),
+    "listen": Text("Where gateways connect. Port 0 takes a free one.", "HOST:PORT"),
+    "group": Text("Names this scheduler's keys in Redis: one model and one pool of workers.", "NAME"),
+    "max_num_seqs": Text("Most sequences in one batch, 1 or more.", "COUNT"),
+    "max_num_batched_tokens": Text("Most token positions computed in one step, at least max-num-seqs.", "TOKENS"),
+    "enable_prefix_caching": Text("Reuse the KV cache of prompts with a common beginning.", name="--prefix-caching"),
+    "enable_chunked_prefill": Text("Compute a long prompt in pieces, beside the decodes.", name="--chunked-prefill"),
+    "long_prefill_token_threshold": Text("Most tokens of one prompt in one step; 0 is no cap.", "TOKENS"),
+    "max_batches_in_flight": Text("1 or 2. With 2 the next batch leaves before the last output is known.", "COUNT"),
+    "max_queued_requests": Text("Requests that may wait; the next one is refused (RESOURCE_EXHAUSTED).", "COUNT"),
+    "max_queued_tokens": Text("Prompt tokens that may wait; the next request is refused.", "TOKENS"),
+    "journal_wait_ms": Text("After this long without Redis, tokens leave although not yet durable.", "MS"),
+    "journal_backlog_max": Text("Records kept for a Redis that is away; beyond it one full rewrite is owed.", "COUNT"),
+    "gateway_grace_ms": Text("How long the requests of a lost gateway live on.", "MS"),
+    "result_retention_ms": Text("How long a finished request can still be read.", "MS"),
+    "hello_wait_ms": Text("After a restart with live requests: how long gateways have to say what they hold.", "MS"),
+    "worker_silence_ms": Text("A worker silent for this long is attached again.", "MS"),
+    "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
+    "drain_grace_s": Text("After SIGTERM, how long running requests may go on.", "SECONDS"),
+    "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),
+}
+
+
+@click.command("scheduler", short_help="Run one scheduler.")
+@config_options(SchedulerConfig, _TEXTS)
+def command(**options: Any) -> None:
+    """Run one scheduler: it owns every request, every block table and every prefix hash, and says what each step computes.
+
+    \b
+    Example, with a worker on port 50053 and a Redis on its usual port:
+      tessera scheduler --worker 127.0.0.1:50053 --redis redis://127.0.0.1:6379/0
+
+    It keeps trying until the worker and Redis answer. SIGTERM or Ctrl-C ends it after the running requests, at most drain-grace-s.
+    """
+    config = build_config(SchedulerConfig, options)
+    from services.scheduler.main import run  # here: `--help` needs neither grpc nor redis
+
+    run(config)

@@ -1,0 +1,36 @@
+"""What one `tessera up` runs and where."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tessera.values.config import ConfigError
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+
+
+@dataclass(frozen=True, slots=True)
+class UpConfig:
+    """Parsed once by the command line, then frozen."""
+
+    model: str = DEFAULT_MODEL
+    listen: str = "127.0.0.1:50051"
+    data: Path = Path("data")
+    redis_url: str | None = None  # None: an embedded server below `data`
+    prompt: str = "What is the capital of France? Answer in one sentence."  # empty: ask nothing
+    once: bool = False
+    start_timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        host, _, port = self.listen.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(f"listen must be host:port with a port from 1 to 65535, got {self.listen!r}")
+        if self.start_timeout_s <= 0:
+            raise ConfigError(f"start_timeout_s must be positive, got {self.start_timeout_s}")
+        if self.once and not self.prompt:
+            raise ConfigError("once ends after the answer, so it needs a prompt")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of `listen`."""
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)

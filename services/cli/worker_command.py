@@ -1,0 +1,41 @@
+"""`tessera worker`: from options to one frozen WorkerConfig, then the role's own `run`."""
+
+from typing import Any
+
+import click
+
+from services.cli.config_options import Text, build_config, config_options
+from services.worker.config import WorkerConfig
+
+_TEXTS = {
+    "model": Text(
+        "A known name (SmolLM2-135M-Instruct), a directory (config.json, *.safetensors, tokenizer.json) or a .gguf file.",
+        "MODEL",
+    ),
+    "listen": Text("Where the scheduler connects. Port 0 takes a free one.", "HOST:PORT"),
+    "kv_cache_bytes": Text("Memory for the KV cache; whole blocks of it are used.", "BYTES"),
+    "block_size": Text("Tokens in one KV block: 1, or a multiple of 16.", "TOKENS"),
+    "max_num_seqs": Text("Most sequences in one batch, 1 or more.", "COUNT"),
+    "max_num_batched_tokens": Text("Most token positions in one batch, at least max-num-seqs.", "TOKENS"),
+    "max_model_len": Text("Longest prompt plus output. Without it: what the model was trained for.", "TOKENS"),
+    "threads": Text("Threads that compute. Without it: one per core that this process may use.", "COUNT"),
+    "heartbeat_ms": Text("How often the worker says that it lives.", "MS"),
+    "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
+}
+
+
+@click.command("worker", short_help="Run one model worker.")
+@config_options(WorkerConfig, _TEXTS)
+def command(**options: Any) -> None:
+    """Run one model worker: it holds the weights and the KV cache and computes the batches that its scheduler sends.
+
+    \b
+    Example, with a quarter of the default cache:
+      tessera worker --model SmolLM2-135M-Instruct --kv-cache-bytes 134217728
+
+    It serves as soon as the model is loaded. SIGTERM or Ctrl-C ends it after the batch that it computes.
+    """
+    config = build_config(WorkerConfig, options)
+    from services.worker.main import run  # here: `--help` needs no torch
+
+    run(config)
