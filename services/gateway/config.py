@@ -1,0 +1,36 @@
+"""Configuration of one gateway process."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.rpc.server import PUBLIC_RECEIVE_BYTES
+from tessera.values.config import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Parsed once by the command line, then frozen.
+
+    `model` is what the worker was started with: a directory, a GGUF file or a known name. `listen` may have port 0: the bound
+    address goes to the log and to `ready_file` (JSON with `address`) once the gateway answers. It answers health before there
+    is a scheduler; the service's own name is SERVING while a session stands.
+    """
+
+    scheduler: str  # host:port
+    model: str
+    listen: str = "127.0.0.1:50051"
+    receive_bytes_max: int = PUBLIC_RECEIVE_BYTES
+    scheduler_wait_ms: int = 10_000  # how long a new request waits for a scheduler before it is UNAVAILABLE
+    heartbeat_ms: int = 500  # a session silent for three of these is opened again
+    ready_file: Path | None = None
+    drain_grace_s: float = 30.0  # how long running requests may go on after SIGTERM
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        minimums = {"receive_bytes_max": 1, "scheduler_wait_ms": 0, "heartbeat_ms": 1, "drain_grace_s": 0}
+        for name, minimum in minimums.items():
+            if getattr(self, name) < minimum:
+                raise ConfigError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
+        for name in ("scheduler", "model", "listen"):
+            if not getattr(self, name):
+                raise ConfigError(f"{name} must not be empty")
