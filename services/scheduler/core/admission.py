@@ -1,0 +1,87 @@
+"""What fits: one formula for the validator, which refuses what never can, and for the admitter, which waits until it does."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tessera.values.model import KVGeometry, ModelInfo
+
+RETRY_AFTER_MS = 1000
+"""When a refused client should try again: about the length of a short answer, so that the queue has moved."""
+
+
+class RefusalReason(Enum):
+    """Why a submission was not admitted."""
+
+    TOO_LONG = "too_long"  # can never run here
+    OVERLOADED = "overloaded"  # the queue is full
+    ALREADY_EXISTS = "already_exists"  # the id lives with another body or principal
+    NO_WORKER = "no_worker"  # no worker has been attached yet, so nobody knows what fits
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A new request; `Sequence.finish` may be set already, when the tokens received end it."""
+
+    request_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The request lives, or has ended not long ago. `request_id` differs from the one submitted where the client sent the
+    same `client_request_id` again; `subscriber` is the highest seen, another may own the request now."""
+
+    request_id: bytes
+    subscriber: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """No such request: the gateway may submit it again, with the tokens it holds."""
+
+    request_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not admitted, nothing changed. `message` names the numbers; `retry_after_ms` is 0 where trying again never helps."""
+
+    reason: RefusalReason
+    message: str
+    retry_after_ms: int = 0
+
+
+def request_len_max(model: ModelInfo, geometry: KVGeometry) -> int:
+    """The longest request, prompt and output in tokens, that can run: the last token needs a place in the context, but no KV."""
+    return min(model.max_model_len, geometry.num_tokens + 1)
+
+
+def positions_reserved(num_tokens: int, tokens_max: int) -> int:
+    """Positions that must have blocks before a sequence of `num_tokens` tokens is admitted: all of them and the first decode
+    position, but never more than a request that ends at `tokens_max` tokens can use (its last token is not computed)."""
+    return min(num_tokens + 1, tokens_max - 1)
+
+
+def resume_watermark(num_blocks: int) -> int:
+    """Blocks that must stay free when a sequence that ran before is admitted beside running ones: 1 % of the pool, at least 1.
+
+    Without it the next block anybody needs would send it back at once.
+    """
+    return max(1, num_blocks // 100)
+
+
+def too_long(prompt_len: int, len_max: int, whole_prompt_max: int | None) -> Refused | None:
+    """Refuse a prompt that can never run: it leaves no room for one output token, or must be computed in one step and does not fit one.
+
+    `whole_prompt_max` is the budget of a step where prompts are not chunked, else None.
+    """
+    if prompt_len >= len_max:
+        return Refused(
+            RefusalReason.TOO_LONG,
+            f"the prompt has {prompt_len} tokens; at most {len_max - 1} fit, one of {len_max} is kept for the output",
+        )
+    if whole_prompt_max is not None and prompt_len > whole_prompt_max:
+        return Refused(
+            RefusalReason.TOO_LONG,
+            f"the prompt has {prompt_len} tokens; without chunked prefill at most {whole_prompt_max} fit one step",
+        )
+    return None

@@ -1,0 +1,102 @@
+"""All requests a scheduler knows, live and finished, and which of them the journal has to hear about."""
+
+from collections.abc import Iterator
+
+from services.scheduler.core.changes import delta_since_cursor, whole_delta
+from services.scheduler.core.record import RequestDelta
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence_status import SequenceStatus
+
+
+class RequestBook:
+    """Requests by internal id; live ones also by (principal, client's own id)."""
+
+    __slots__ = ("_by_client_id", "_finished", "_forgotten", "_sequences", "_touched")
+
+    def __init__(self) -> None:
+        self._sequences: dict[bytes, Sequence] = {}
+        self._by_client_id: dict[tuple[str, str], Sequence] = {}
+        self._finished: dict[bytes, Sequence] = {}  # in the order in which they ended
+        self._touched: dict[bytes, Sequence] = {}
+        self._forgotten: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences.values())
+
+    @property
+    def num_finished(self) -> int:
+        """Finished requests that can still be read."""
+        return len(self._finished)
+
+    def get(self, request_id: bytes) -> Sequence | None:
+        """The request with this internal id."""
+        return self._sequences.get(request_id)
+
+    def live_with_client_id(self, principal: str, client_request_id: str) -> Sequence | None:
+        """The live request that a principal named so; an empty name names none."""
+        return self._by_client_id.get((principal, client_request_id))
+
+    def add(self, sequence: Sequence) -> None:
+        """Take in a new or recovered request."""
+        assert sequence.request_id not in self._sequences
+        self._sequences[sequence.request_id] = sequence
+        self.touch(sequence)
+        if sequence.status is SequenceStatus.FINISHED:
+            self._finished[sequence.request_id] = sequence
+        elif sequence.submission.client_request_id:
+            self._by_client_id[sequence.submission.principal, sequence.submission.client_request_id] = sequence
+
+    def touch(self, sequence: Sequence) -> None:
+        """The journal has to hear about this request."""
+        self._touched[sequence.request_id] = sequence
+
+    def ended(self, sequence: Sequence) -> None:
+        """A request has its terminal mark: its client id may be used again."""
+        self.touch(sequence)
+        self._finished[sequence.request_id] = sequence
+        key = (sequence.submission.principal, sequence.submission.client_request_id)
+        if self._by_client_id.get(key) is sequence:
+            del self._by_client_id[key]
+
+    def forget_finished(self, ended_before_us: int) -> None:
+        """Drop requests that ended before this time or at it."""
+        while self._finished:
+            sequence = next(iter(self._finished.values()))
+            if sequence.finished_us > ended_before_us:
+                return
+            del self._finished[sequence.request_id], self._sequences[sequence.request_id]
+            self._touched.pop(sequence.request_id, None)
+            self._forgotten.append(sequence.request_id)
+
+    def has_changes(self) -> bool:
+        """Whether the next call of `take_changes` gives anything."""
+        return bool(self._touched or self._forgotten)
+
+    def take_changes(self) -> tuple[tuple[RequestDelta, ...], tuple[bytes, ...]]:
+        """Deltas of the requests touched, and the ids forgotten, since the last call."""
+        requests = tuple(map(delta_since_cursor, self._touched.values()))
+        forgotten = tuple(self._forgotten)
+        self._touched.clear()
+        self._forgotten.clear()
+        return requests, forgotten
+
+    def snapshot(self) -> tuple[RequestDelta, ...]:
+        """Every request, whole."""
+        return tuple(map(whole_delta, self._sequences.values()))
+
+    def check_integrity(self) -> None:
+        """Assert that the indexes agree with the requests."""
+        for request_id, sequence in self._sequences.items():
+            is_finished = sequence.status is SequenceStatus.FINISHED
+            assert request_id == sequence.request_id
+            assert is_finished == (sequence.finish is not None) == (request_id in self._finished)
+            name = sequence.submission.client_request_id
+            held = self._by_client_id.get((sequence.submission.principal, name))
+            assert not name or is_finished == (held is not sequence), (
+                "the client id of a live request is free, or of a finished one held"
+            )
+        assert self._finished.keys() | self._touched.keys() <= self._sequences.keys()
+        assert all(self._sequences[sequence.request_id] is sequence for sequence in self._by_client_id.values())

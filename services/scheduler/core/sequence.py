@@ -1,0 +1,182 @@
+"""One request through its life: its tokens, its place on a worker, its end (ATOM's `Sequence`)."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from kv_manager.block_table import BlockTable
+from services.scheduler.core.ledger import Ledger
+from services.scheduler.core.record import Arrival
+from services.scheduler.core.sequence_status import ALLOWED_TRANSITIONS, SequenceStatus, SequenceType
+from services.scheduler.core.stop_rules import StopRules
+from tessera.values.batch import SlotEntry
+from tessera.values.finish import Finish
+from tessera.values.report import SlotReport
+from tessera.values.request import RequestTimings, Submission
+
+
+@dataclass(slots=True)
+class JournalCursor:
+    """How much of a sequence the journal has been told."""
+
+    is_known: bool = False  # the submission was recorded
+    output_len: int = 0
+    num_blocks: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request. Owned and changed by the scheduler; others only read.
+
+    `attempt` numbers its entries into batches and never goes back. `has_entered` is false while a running sequence still has to be
+    sent to its slot whole. `admission` is the number of its latest admission, the order of victims.
+    `stranded_len` is how many positions a worker held at takeover without this sequence being able to go on with them.
+    """
+
+    submission: Submission
+    arrival: Arrival
+    arrived_us: int
+    ledger: Ledger
+    subscriber: int = 0
+    status: SequenceStatus = SequenceStatus.WAITING
+    type: SequenceType = SequenceType.DUMMY
+    attempt: int = 0
+    admission: int = 0
+    worker: str = ""
+    slot: int | None = None
+    has_entered: bool = False
+    table: BlockTable = field(default_factory=BlockTable)
+    rules: StopRules | None = None  # none until a worker has told the model
+    tokens_max: int = 0
+    num_cached_tokens: int = 0
+    stranded_len: int = 0
+    finish: Finish | None = None
+    finished_us: int = 0
+    timings: RequestTimings = RequestTimings()
+    cursor: JournalCursor = field(default_factory=JournalCursor)
+
+    @property
+    def request_id(self) -> bytes:
+        """The internal id."""
+        return self.submission.request_id
+
+    @property
+    def output_len(self) -> int:
+        """Committed output tokens."""
+        return self.ledger.output_len
+
+    def output_token_ids(self, offset: int = 0) -> tuple[int, ...]:
+        """Committed output tokens from `offset` on."""
+        return tuple(self.ledger.token_ids[self.ledger.prompt_len + offset :])
+
+    def set_rules(self, rules: StopRules) -> None:
+        """The rules under the present model and pool."""
+        self.rules = rules
+        self.tokens_max = rules.tokens_max
+
+    def first_stop(self, checked: int) -> Finish | None:
+        """The earliest stop after the first `checked` output tokens."""
+        assert self.rules is not None, "no worker has told the model yet"
+        return self.rules.first_stop(self.ledger.token_ids, checked)
+
+    def can_grow(self) -> bool:
+        """Whether another token can come after those that batches in flight are sampling."""
+        ledger = self.ledger
+        return ledger.num_tokens + ledger.num_placeholders < self.tokens_max
+
+    def run(self, worker: str, slot: int) -> None:
+        """Take a slot; the table is filled already."""
+        self._move(SequenceStatus.RUNNING)
+        self.worker, self.slot, self.has_entered = worker, slot, False
+
+    def wait(self) -> None:
+        """Give up slot and KV, keep the tokens; the table is empty already."""
+        self._move(SequenceStatus.WAITING)
+        self._leave()
+
+    def end(self, finish: Finish, now_us: int) -> None:
+        """Take the terminal mark; tokens beyond it are cut. The table is empty already."""
+        self._move(SequenceStatus.FINISHED)
+        self._leave()
+        self.finish, self.finished_us = finish, now_us
+        self.ledger.cut(finish.output_len)
+        self.timings = replace(self.timings, total_us=now_us - self.arrived_us)
+
+    def end_earlier(self, finish: Finish) -> None:
+        """Replace the terminal mark by one that came later and lies at or before it."""
+        assert self.finish is not None and finish.output_len <= self.finish.output_len
+        self.finish = finish
+        self.ledger.cut(finish.output_len)
+
+    def restart_from(self, output_token_ids: tuple[int, ...]) -> None:
+        """Replace the output of a waiting sequence; nothing computed or hashed for the old one counts."""
+        assert self.status is SequenceStatus.WAITING
+        prompt = self.ledger.token_ids[: self.ledger.prompt_len]
+        self.ledger = Ledger(len(prompt), prompt + list(output_token_ids))
+        self.table = BlockTable()
+        self.cursor.output_len = 0
+
+    def agrees_with(self, slot: SlotReport) -> bool:
+        """Whether the KV in a slot is this sequence's: same prompt length, same ids over its computed length."""
+        tokens = slot.token_ids.tolist() if self._is_extended_by(slot) else self.ledger.token_ids
+        computed = slot.computed_len
+        return (
+            slot.prompt_len == self.ledger.prompt_len
+            and computed < len(tokens)
+            and slot.token_ids[:computed].tolist() == tokens[:computed]
+        )
+
+    def continue_in(self, slot: SlotReport, worker: str) -> None:
+        """Go on in a slot that agrees: take its table, its computed length, and its ids where they extend ours.
+
+        Where the slot's ids still differ, `has_entered` stays false: the sequence is to enter the slot again, with its KV kept.
+        """
+        if self._is_extended_by(slot):
+            self.ledger.token_ids = slot.token_ids.tolist()
+        if self.status is not SequenceStatus.RUNNING:
+            self._move(SequenceStatus.RUNNING)
+        self.worker, self.slot, self.attempt = worker, slot.slot, slot.attempt
+        self.has_entered = len(slot.token_ids) == self.ledger.num_tokens and slot.token_ids.tolist() == self.ledger.token_ids
+        self.ledger.restart(slot.computed_len)
+        self.table.block_ids = slot.block_table.tolist()
+        self.cursor.num_blocks = 0
+
+    def enter(self) -> SlotEntry:
+        """Begin the next attempt: everything the worker needs of this sequence. Positions computed so far count as cached."""
+        assert self.slot is not None and not self.has_entered and self.ledger.positions_in_flight == 0
+        self.attempt += 1
+        self.has_entered = True
+        return SlotEntry(
+            slot=self.slot,
+            request_id=self.request_id,
+            attempt=self.attempt,
+            prompt_len=self.ledger.prompt_len,
+            token_ids=np.array(self.ledger.token_ids, np.int32),
+            block_table=np.array(self.table.block_ids, np.int32),
+            num_cached_tokens=self.ledger.computed_len,
+            sampling=self.submission.sampling,
+        )
+
+    def note_admission(self, now_us: int) -> None:
+        """The first admission ends the time in the queue."""
+        if self.attempt == 0 and not self.timings.queue_us:
+            self.timings = replace(self.timings, queue_us=now_us - self.arrived_us)
+
+    def note_tokens(self, now_us: int) -> None:
+        """The first output token ends the time to first token."""
+        if not self.timings.ttft_us:
+            self.timings = replace(self.timings, ttft_us=now_us - self.arrived_us)
+
+    def _is_extended_by(self, slot: SlotReport) -> bool:
+        count = self.ledger.num_tokens
+        return len(slot.token_ids) > count and slot.token_ids[:count].tolist() == self.ledger.token_ids
+
+    def _leave(self) -> None:
+        assert not self.table.block_ids, "a sequence that does not run holds no blocks"
+        self.worker, self.slot, self.has_entered = "", None, False
+        self.ledger.restart(0)
+        self.cursor.num_blocks = 0
+
+    def _move(self, status: SequenceStatus) -> None:
+        assert status in ALLOWED_TRANSITIONS[self.status], f"{self.status} to {status}"
+        self.status = status

@@ -1,0 +1,80 @@
+"""The batch of one step while it is put together."""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence_status import SequenceType
+from tessera.values.batch import SlotEntry
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IssuedBatch:
+    """A batch in flight: which sequence, at which attempt, each row belongs to, and how many tokens each row will sample, int32 `[R]`."""
+
+    step_id: int
+    sequences: list[Sequence]
+    attempts: list[int]
+    counts: list[int]
+    samples: npt.NDArray[np.int32]
+
+
+class StepPlan:
+    """Rows chosen so far, decodes first, and the budget left. Adding a row puts its positions in flight."""
+
+    def __init__(self, tokens_max: int, rows_max: int) -> None:
+        self.tokens_left = tokens_max
+        self.rows_left = rows_max
+        self.num_decodes = 0
+        self.entries: list[SlotEntry] = []
+        self.sequences: list[Sequence] = []
+        self.slots: list[int] = []
+        self.counts: list[int] = []
+        self.context_lens: list[int] = []
+        self.new_block_counts: list[int] = []
+        self.new_block_ids: list[int] = []
+        self._samples: list[bool] = []
+        self._planned: set[bytes] = set()
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.request_id in self._planned
+
+    @property
+    def is_full(self) -> bool:
+        """No budget left for another row."""
+        return not (self.tokens_left and self.rows_left)
+
+    def add_decode(self, sequence: Sequence, new_block_ids: Items[int]) -> None:
+        """One position that samples. All decodes come before the first prefill."""
+        sequence.type = SequenceType.DECODE
+        self._add(sequence, 1, new_block_ids)
+        self.num_decodes += 1
+
+    def add_prefill(self, sequence: Sequence, count: int, new_block_ids: Items[int] = ()) -> None:
+        """A chunk of `count` positions; a sequence that is not in its slot yet enters with it."""
+        sequence.type = SequenceType.PREFILL
+        if not sequence.has_entered:
+            self.entries.append(sequence.enter())
+            new_block_ids = ()  # its whole table came with the entry
+        self._add(sequence, count, new_block_ids)
+
+    def issued(self, step_id: int) -> IssuedBatch:
+        """The rows as they are remembered until their output comes."""
+        attempts = [sequence.attempt for sequence in self.sequences]
+        return IssuedBatch(step_id, self.sequences, attempts, self.counts, np.array(self._samples, np.int32))
+
+    def _add(self, sequence: Sequence, count: int, new_block_ids: Items[int]) -> None:
+        assert sequence.slot is not None and count <= self.tokens_left and self.rows_left
+        self._samples.append(sequence.ledger.schedule(count))
+        self.sequences.append(sequence)
+        self.slots.append(sequence.slot)
+        self.counts.append(count)
+        self.context_lens.append(sequence.ledger.scheduled_len)
+        self.new_block_counts.append(len(new_block_ids))
+        self.new_block_ids.extend(new_block_ids)
+        self._planned.add(sequence.request_id)
+        self.tokens_left -= count
+        self.rows_left -= 1

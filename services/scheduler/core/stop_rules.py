@@ -1,0 +1,92 @@
+"""When a request ends by its own tokens: stop token sequences, EOS, stop token ids, `max_tokens`, length caps, in this order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tessera.values.finish import Finish, FinishReason
+from tessera.values.model import ModelInfo
+from tessera.values.request import Submission
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """The stop rules of one request under one model and pool.
+
+    - `min_tokens`: below it only caps end the request (they beat it).
+    - `eos_ids` is empty with `ignore_eos`; `stop_ids` are the request's own, they hold even then.
+    - `max_tokens` counts output; `model_len_max` and `pool_len_max` count prompt and output.
+    - `pool_len_max` is the pool's capacity in tokens plus one, since the last token needs no KV. It is no function of the request, and
+      a request can have come from a larger pool: so it ends a request where it stands, and never cuts tokens.
+    """
+
+    prompt_len: int
+    min_tokens: int
+    max_tokens: int
+    model_len_max: int
+    pool_len_max: int
+    eos_ids: frozenset[int]
+    stop_ids: frozenset[int]
+    stop_sequences: tuple[list[int], ...]
+
+    @classmethod
+    def of(cls, submission: Submission, model: ModelInfo, pool_len_max: int) -> "StopRules":
+        """The rules of `submission`."""
+        sampling = submission.sampling
+        return cls(
+            prompt_len=len(submission.prompt_token_ids),
+            min_tokens=sampling.min_tokens,
+            max_tokens=sampling.max_tokens,
+            model_len_max=model.max_model_len,
+            pool_len_max=pool_len_max,
+            eos_ids=frozenset() if sampling.ignore_eos else frozenset(model.eos_token_ids),
+            stop_ids=frozenset(sampling.stop_token_ids),
+            stop_sequences=tuple(list(stop) for stop in sampling.stop_token_sequences),
+        )
+
+    @property
+    def tokens_max(self) -> int:
+        """Prompt and output together never grow beyond this many tokens."""
+        return min(self.prompt_len + self.max_tokens, self.model_len_max, self.pool_len_max)
+
+    def first_stop(self, token_ids: Sequence[int], checked: int) -> Finish | None:
+        """The earliest stop after the first `checked` output tokens; `token_ids` are prompt and output. None: it goes on."""
+        output_len = len(token_ids) - self.prompt_len
+        for end in range(checked + 1, output_len + 1):
+            finish = self._stop_at(token_ids, end)
+            if finish is not None:
+                return finish
+        if len(token_ids) >= self.pool_len_max:
+            return Finish(FinishReason.MAX_MODEL_LEN, output_len)
+        return None
+
+    def _stop_at(self, token_ids: Sequence[int], output_len: int) -> Finish | None:
+        end = self.prompt_len + output_len
+        if output_len >= self.min_tokens:
+            for stop in self.stop_sequences:
+                if len(stop) <= output_len and list(token_ids[end - len(stop) : end]) == stop:
+                    return Finish(FinishReason.STOP_SEQUENCE, output_len)
+            token_id = token_ids[end - 1]
+            if token_id in self.eos_ids:
+                return Finish(FinishReason.EOS, output_len, stop_token_id=token_id)
+            if token_id in self.stop_ids:
+                return Finish(FinishReason.STOP_TOKEN, output_len, stop_token_id=token_id)
+        if output_len >= self.max_tokens:
+            return Finish(FinishReason.MAX_TOKENS, output_len)
+        if end >= self.model_len_max:
+            return Finish(FinishReason.MAX_MODEL_LEN, output_len)
+        return None
+
+
+_CAPS = frozenset({FinishReason.MAX_TOKENS, FinishReason.MAX_MODEL_LEN})
+_MARKS = frozenset({FinishReason.ABORTED, FinishReason.UNSCHEDULABLE, FinishReason.ERROR})
+
+
+def stop_string_wins(output_len: int, finish: Finish) -> bool:
+    """Whether a stop string completed by token `output_len` replaces `finish`, which was found first.
+
+    The earliest index wins. At the same index a stop found in the tokens is kept and a cap gives way: the text ended there by
+    itself. An abort or an error is final, whatever the text would have done.
+    """
+    if finish.reason in _MARKS:
+        return False
+    return output_len < finish.output_len or (output_len == finish.output_len and finish.reason in _CAPS)
