@@ -1,0 +1,38 @@
+"""`tessera gateway`: from options to one frozen GatewayConfig, then the role's own `run`."""
+
+from typing import Any
+
+import click
+
+from services.cli.config_options import Text, build_config, config_options
+from services.gateway.config import GatewayConfig
+
+_TEXTS = {
+    "scheduler": Text("Address of the scheduler.", "HOST:PORT"),
+    "model": Text("The model of the scheduler's workers: its tokenizer and chat template are read here too.", "MODEL"),
+    "listen": Text("Where clients connect. Port 0 takes a free one.", "HOST:PORT"),
+    "receive_bytes_max": Text("Largest request; a larger one is refused (RESOURCE_EXHAUSTED).", "BYTES"),
+    "scheduler_wait_ms": Text("How long a request waits for a scheduler before it is UNAVAILABLE.", "MS"),
+    "heartbeat_ms": Text("A scheduler silent for three of these is connected to again.", "MS"),
+    "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
+    "drain_grace_s": Text("After SIGTERM, how long running requests may go on.", "SECONDS"),
+    "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),
+}
+
+
+@click.command("gateway", short_help="Run one gateway.")
+@config_options(GatewayConfig, _TEXTS)
+def command(**options: Any) -> None:
+    """Run one gateway: it serves the public API, turns text into tokens for its scheduler and tokens back into text.
+
+    \b
+    Example, with a scheduler on port 50052:
+      tessera gateway --scheduler 127.0.0.1:50052 --model SmolLM2-135M-Instruct
+
+    It listens at once; its health is SERVING while a scheduler answers. SIGTERM or Ctrl-C ends it after the running
+    requests, at most drain-grace-s.
+    """
+    config = build_config(GatewayConfig, options)
+    from services.gateway.main import run  # here: `--help` needs no tokenizer
+
+    run(config)

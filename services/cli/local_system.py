@@ -1,0 +1,82 @@
+"""The whole system on this machine: which processes, with which options, on which addresses."""
+
+import re
+import socket
+import sys
+from pathlib import Path
+
+from services.cli.child import Child, ChildSpec
+from services.cli.data_folder import DataFolder
+from services.cli.redis_part import RedisPart
+from services.cli.supervisor import Part
+from services.cli.up_config import UpConfig
+from services.scheduler.store.embedded_redis import EmbeddedRedis
+from tessera.values.known_models import served_name
+
+DRAIN_GRACE_S = 2.0
+"""How long running requests may go on after Ctrl-C: whoever presses it wants to leave."""
+
+STOP_GRACE_S = 10.0
+"""How long each part has to end before it is killed; above DRAIN_GRACE_S."""
+
+
+class PortTaken(Exception):
+    """The public address cannot be listened on; the message names it and what to do."""
+
+
+def check_listen(config: UpConfig) -> None:
+    """Raise PortTaken where the gateway could not listen on `config.listen`."""
+    host, port = config.address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen()
+        except OSError as error:
+            raise PortTaken(
+                f"cannot listen on {config.listen} ({error.strerror}); "
+                f"stop what listens there, or choose another with --listen HOST:PORT"
+            ) from error
+
+
+def local_parts(config: UpConfig, folder: DataFolder) -> list[Part]:
+    """The parts in the order in which they end. Redis is one of them unless `config` names a running one."""
+    worker, scheduler = _free_addresses(2)
+    redis = None if config.redis_url else EmbeddedRedis(folder.redis)
+    redis_url = config.redis_url or (redis.url if redis else "")
+    group = re.sub(r"[{}: ]", "-", served_name(config.model))  # another model in the same folder is another group
+    drain = ["--drain-grace-s", str(DRAIN_GRACE_S)]
+    parts: list[Part] = [
+        _role("gateway", folder, ["--scheduler", scheduler, "--model", config.model, "--listen", config.listen, *drain]),
+        _role(
+            "scheduler", folder, ["--worker", worker, "--redis", redis_url, "--group", group, "--listen", scheduler, *drain]
+        ),
+        _role("worker", folder, ["--model", config.model, "--listen", worker]),
+    ]
+    return [*parts, RedisPart(redis)] if redis else parts
+
+
+def _role(role: str, folder: DataFolder, options: list[str]) -> Child:
+    ready_file = folder.ready_file(role)
+    command = (sys.executable, "-m", "services.cli.main", role, *options, "--ready-file", str(ready_file))
+    return Child(ChildSpec(role, command, _fresh_log(folder.log(role)), ready_file))
+
+
+def _fresh_log(path: Path) -> Path:
+    """Keep the previous run's log beside the new one, and no older."""
+    if path.exists():
+        path.replace(path.with_name(f"{path.name}.1"))
+    return path
+
+
+def _free_addresses(count: int) -> list[str]:
+    """Loopback addresses with ports that nobody uses now. A stranger could still take one; its role then says so at once."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

@@ -1,0 +1,122 @@
+"""`tessera up`: everything on this machine, a question to the model, and then service until Ctrl-C."""
+
+import asyncio
+import signal
+import sys
+import time
+from typing import Any
+
+import click
+
+from services.cli.child import PartDied
+from services.cli.config_options import Text, build_config, config_options
+from services.cli.data_folder import DataFolder, DataFolderInUse
+from services.cli.local_system import STOP_GRACE_S, PortTaken, check_listen, local_parts
+from services.cli.supervisor import Supervisor
+from services.cli.up_config import UpConfig
+
+INTERRUPTED = 130
+"""Exit status after a signal that came before the system served (128 + SIGINT)."""
+
+_TEXTS = {
+    "model": Text("A known name, a directory (config.json, *.safetensors, tokenizer.json) or a .gguf file.", "MODEL"),
+    "listen": Text("Where the gateway serves clients.", "HOST:PORT"),
+    "data": Text("Folder for logs and the embedded Redis's file; created where missing. Delete it to forget everything.", "DIR"),
+    "redis_url": Text("Use this running Redis (redis://HOST:PORT/DB or unix:///PATH), start none.", "URL", name="--redis"),
+    "prompt": Text("The question asked once everything runs; empty asks none.", "TEXT"),
+    "once": Text("End after the answer instead of serving on."),
+    "start_timeout_s": Text("Give up when not everything is ready after this long.", "SECONDS"),
+}
+
+
+@click.command("up", short_help="Run everything on this machine.")
+@config_options(UpConfig, _TEXTS)
+def command(**options: Any) -> None:
+    """Run everything on this machine: Redis, a worker, a scheduler and a gateway, each a process of its own.
+
+    Asks the model one question through the public API, streams the answer to standard output (everything else goes
+    to standard error), and serves until Ctrl-C. A process that dies later is started again.
+
+    \b
+    Examples:
+      tessera up
+      tessera up --once --prompt "Why is the sky blue?"
+      TESSERA_WORKER_KV_CACHE_BYTES=134217728 tessera up --model ./my-model --listen 0.0.0.0:8000
+
+    \b
+    Exit status: 0 after --once and its answer, or after Ctrl-C; 1 where something failed; 2 for a bad option.
+    """
+    config = build_config(UpConfig, options)
+    try:
+        with DataFolder(config.data.absolute()).lock():
+            check_listen(config)
+            sys.exit(asyncio.run(_interruptible(_System(config))))
+    except (DataFolderInUse, PortTaken, PartDied) as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(1)
+
+
+class _System:
+    """One run of the whole, from start to stop."""
+
+    def __init__(self, config: UpConfig) -> None:
+        self.serving = False
+        self._config = config
+        self._folder = DataFolder(config.data.absolute())
+        self._began_s = time.monotonic()
+
+    async def run(self) -> int:
+        """Start, ask, serve, and stop however it ends; the exit status. Raises PartDied."""
+        supervisor = Supervisor(local_parts(self._config, self._folder), _say)
+        _say(f"Starting {self._config.model} (logs in {self._folder.log('*')})")
+        try:
+            try:
+                async with asyncio.timeout(self._config.start_timeout_s):
+                    await supervisor.start()
+            except TimeoutError:
+                raise PartDied(f"not everything was ready within {self._config.start_timeout_s:g} s; see the logs") from None
+            return await self._serve(supervisor)
+        finally:
+            _say("Stopping")
+            await supervisor.stop(STOP_GRACE_S)
+
+    async def _serve(self, supervisor: Supervisor) -> int:
+        keeper = asyncio.create_task(supervisor.keep())
+        try:
+            if self._config.prompt:
+                await self._ask()
+            self.serving = True
+            if self._config.once:
+                return 0
+            _say(_how_to_go_on(self._config.listen))
+            await keeper
+            raise AssertionError("the supervisor keeps until it fails")
+        finally:
+            keeper.cancel()
+
+    async def _ask(self) -> None:
+        """Show question and answer, and how long they took."""
+
+
+async def _interruptible(system: _System) -> int:
+    """Run `system`; the first SIGINT, SIGTERM or SIGHUP stops it in order, the second kills what still runs."""
+    work = asyncio.create_task(system.run())
+    loop = asyncio.get_running_loop()
+    for which in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(which, work.cancel)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        return 0 if system.serving else INTERRUPTED
+
+
+def _how_to_go_on(address: str) -> str:
+    return f"""
+Serving on {address} until Ctrl-C. In another terminal:
+  tessera generate --chat "Write a haiku about rivers."
+  buf curl --protocol grpc --http2-prior-knowledge -d '{{"generation": {{"text": "Once upon a time"}}}}' \\
+    http://{address}/tessera.v1.InferenceService/StreamGenerate"""
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
