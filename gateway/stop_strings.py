@@ -95,13 +95,11 @@ class StopMatcher:
         self._held = ""
 
     def feed(self, piece: str) -> str | StopMatch:
-        """Take the text of the next token; returns the text that may be shown now, or the match that ends the output."""
+        """Take the text of the next token; returns the text that may be shown now, or the match that ends the output (no call may follow)."""
         node, start, won = self._stops.scan(self._node, piece)
         text = self._held + piece
         if won:
-            shown = text[: len(self._held) + start]
-            self._held = ""
-            return StopMatch(won, shown)
+            return StopMatch(won, text[: len(self._held) + start])
         self._node = node
         kept = len(text) - self._stops.depth[node]
         self._held = text[kept:]

@@ -44,13 +44,13 @@ def byte_fallback_backend() -> Backend:
 
 
 def byte_level_backend() -> Backend:
-    """One token per byte (ids 0 to 255 in the order of the byte alphabet), then `<end>` (special) and `<note>` (not special)."""
+    """One token per byte (ids 0 to 255 in the order of the byte alphabet), then `<end>` (special) and `<é note>` (not special)."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken("<end>", normalized=False, special=True)])
-    backend.add_tokens([AddedToken("<note>", normalized=False)])
+    backend.add_tokens([AddedToken("<é note>", normalized=False)])
     return backend
 
 
