@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SMOLLM2, byte_fallback_backend, byte_level_backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_tokenizers import SMOLLM2, byte_fallback_backend, byte_level_backend
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, pre_tokenizers
 
