@@ -1,0 +1,26 @@
+"""From a `--model` argument to a loaded model."""
+
+from model_worker.kernels.interface import Kernels
+from model_worker.models.causal_lm import CausalLM
+from model_worker.models.registry import build_model
+from model_worker.weights.gguf import GGUFSource
+from model_worker.weights.model_source import ModelSource, load_weights
+from model_worker.weights.safetensors import SafetensorsSource
+from tessera.values.known_models import locate, served_name
+
+
+def open_model(model: str) -> ModelSource:
+    """Open what `model` names (a known name, a directory, a .gguf file) without reading weights.
+
+    Raises a `tessera.values.known_models.ModelError` that names what is missing or wrong and what to do.
+    """
+    path = locate(model)
+    name = served_name(model)
+    return SafetensorsSource(path, name) if path.is_dir() else GGUFSource(path, name)
+
+
+def load_model(source: ModelSource, kernels: Kernels) -> CausalLM:
+    """Build the model of an opened source and read its weights (float32). Raises ModelError."""
+    model = build_model(source.config, kernels)
+    load_weights(model, source)
+    return model
