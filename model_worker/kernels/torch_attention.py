@@ -99,13 +99,13 @@ class TorchPagedAttention(PagedAttention):
         """The queries of a chunk, `[n, num_heads, head_dim]`, over the row's context in the pool, tile by tile."""
         keys = _context(self._kv.keys(layer), blocks, row.context_len)
         values = _context(self._kv.values(layer), blocks, row.context_len)
-        first = row.context_len - query.shape[0]
+        earlier = row.context_len - len(query)
         outputs = []
-        for tile in query.split(QUERY_TILE):
-            end = first + tile.shape[0]
-            visible = torch.arange(end) <= torch.arange(first, end).unsqueeze(1)
+        for first in range(0, len(query), QUERY_TILE):
+            tile = query[first : first + QUERY_TILE]
+            end = earlier + first + len(tile)
+            visible = torch.arange(end) <= torch.arange(earlier + first, end).unsqueeze(1)
             outputs.append(_attend(tile, keys[:, :end], values[:, :end], visible))
-            first = end
         return torch.cat(outputs)
 
 

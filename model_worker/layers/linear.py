@@ -27,7 +27,7 @@ class Linear:
         """Checkpoint name -> view to copy it into: weight `[size, in_features]` and, with a bias, bias `[size]`."""
         sizes = list(self._outputs.values())
         names = [f"{prefix}.{name}" for name in self._outputs]
-        slots = {f"{name}.weight": part for name, part in zip(names, self._weight.split(sizes), strict=True)}
+        slots = {f"{name}.weight": part for name, part in zip(names, self._weight.split_with_sizes(sizes), strict=True)}
         if self._bias is not None:
-            slots |= {f"{name}.bias": part for name, part in zip(names, self._bias.split(sizes), strict=True)}
+            slots |= {f"{name}.bias": part for name, part in zip(names, self._bias.split_with_sizes(sizes), strict=True)}
         return slots

@@ -26,8 +26,10 @@ class LlamaAttention:
 
     def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: PagedAttention, layer: int) -> Tensor:
         qkv = self._qkv_proj(x).view(x.shape[0], -1, self._head_dim)
-        qk, value = qkv.split((self._num_heads + self._num_kv_heads, self._num_kv_heads), dim=1)
-        query, key = self._kernels.rotary_embedding(qk, *rotation).split((self._num_heads, self._num_kv_heads), dim=1)
+        qk, value = qkv.split_with_sizes((self._num_heads + self._num_kv_heads, self._num_kv_heads), dim=1)
+        query, key = self._kernels.rotary_embedding(qk, *rotation).split_with_sizes(
+            (self._num_heads, self._num_kv_heads), dim=1
+        )
         attention.store(layer, key, value)
         return self._o_proj(attention.attend(layer, query, key, value))
 
