@@ -1,6 +1,6 @@
 """From logits to one token per row. A token depends on (logits, sampling parameters, seed, output index) alone.
 
-Greedy rows cost their share of one batched argmax. A sampled row is worked on by itself, in buffers that fit a core's cache, with the
+Greedy rows cost their share of one argmax over the batch. A sampled row is worked on by itself, in buffers that fit a core's cache, with the
 same operations on the same shapes whatever its neighbours are; that is what makes it independent of the batch.
 
 With q = exp((logit - max) / temperature) and one exponential draw e per token, the token with the least e / q is distributed as
@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from model_worker.noise import exponentials, noise_words
 from tessera.values.sampling import SamplingParams
@@ -42,33 +40,31 @@ class Sampler:
     def __init__(self, eos_token_ids: Sequence[int]) -> None:
         self._eos_token_ids = tuple(eos_token_ids)
 
-    @torch.inference_mode()
-    def sample(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> Sampled:
-        """One token per row of `logits`, float32 `[S, vocab]`, overwritten where `min_tokens` masks. `output_indices[S]` says which
-        output token of its request a row draws, from 0."""
-        # A NaN or an infinity makes the sum of its row one; 49,152 finite logits do not overflow it.
-        finite = torch.isfinite(logits.sum(dim=1)).tolist()
-        failures = {row: "the model computed NaN or infinite logits" for row, ok in enumerate(finite) if not ok}
-        self._mask_early_stops(logits, params, output_indices, failures)
-        token_ids = logits.argmax(dim=1).to("cpu", torch.int32).numpy()
-        for row, row_params in enumerate(params):
-            if row_params.temperature > 0 and row not in failures:
-                row_logits = logits[row].cpu().numpy()
-                token_ids[row] = draw(row_logits, int(token_ids[row]), row_params, output_indices[row])
+    def sample(self, logits: np.ndarray, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> Sampled:
+        """One token per row of `logits`, float32 `[S, vocab]` on the host, overwritten where `min_tokens` masks. `output_indices[S]`
+        says which output token of its request a row draws, from 0."""
+        lowest = logits.min(axis=1)
+        token_ids = logits.argmax(axis=1).astype(np.int32)
+        highest = logits[np.arange(len(logits)), token_ids]  # a NaN is its row's minimum and maximum
+        finite = np.isfinite(lowest) & np.isfinite(highest)
+        failures = {int(row): "the model computed NaN or infinite logits" for row in np.flatnonzero(~finite)}
+        for row, (row_params, output_index) in enumerate(zip(params, output_indices, strict=True)):
+            if row in failures:
+                continue
+            if output_index < row_params.min_tokens:
+                if not self._mask_stops(logits[row], row_params.stop_token_ids):
+                    failures[row] = "min_tokens rules out every token of the vocabulary"
+                    continue
+                token_ids[row] = logits[row].argmax()
+            if row_params.temperature > 0:
+                token_ids[row] = draw(logits[row], int(token_ids[row]), row_params, output_index)
         return Sampled(token_ids, failures)
 
-    def _mask_early_stops(
-        self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int], failures: dict[int, str]
-    ) -> None:
-        """Rule out EOS and stop token ids in rows that have not `min_tokens` outputs yet."""
-        vocab_size = logits.shape[1]
-        for row, row_params in enumerate(params):
-            if output_indices[row] >= row_params.min_tokens or row in failures:
-                continue
-            stops = [token for token in (*self._eos_token_ids, *row_params.stop_token_ids) if token < vocab_size]
-            logits[row, stops] = -torch.inf
-            if len(set(stops)) == vocab_size:
-                failures[row] = "min_tokens rules out every token of the vocabulary"
+    def _mask_stops(self, row_logits: np.ndarray, stop_token_ids: tuple[int, ...]) -> bool:
+        """Rule out EOS and stop token ids, in place. False when nothing else is left."""
+        stops = {token for token in (*self._eos_token_ids, *stop_token_ids) if token < len(row_logits)}
+        row_logits[list(stops)] = -np.inf
+        return len(stops) < len(row_logits)
 
 
 def draw(logits: np.ndarray, best: int, params: SamplingParams, output_index: int) -> int:
@@ -95,15 +91,15 @@ def draw(logits: np.ndarray, best: int, params: SamplingParams, output_index: in
 def _filter(likelihoods: np.ndarray, logits: np.ndarray, params: SamplingParams) -> None:
     """Zero, in place, the likelihoods (float32 `[vocab]`, 1 for the best token) that top_k, top_p and min_p rule out."""
     if 0 < params.top_k < len(logits):
-        kth = torch.from_numpy(logits).topk(params.top_k, sorted=False).values.min().item()
-        likelihoods[logits < kth] = 0
+        kth = len(logits) - params.top_k
+        likelihoods *= logits >= np.partition(logits, kth)[kth]
     if params.top_p < 1:
-        likelihoods[likelihoods < _top_p_cutoff(likelihoods, params.top_p)] = 0
+        likelihoods *= likelihoods >= _top_p_cutoff(likelihoods, params.top_p)
     if params.min_p > 0:
-        likelihoods[likelihoods < np.float32(params.min_p)] = 0
+        likelihoods *= likelihoods >= np.float32(params.min_p)
 
 
-def _top_p_cutoff(likelihoods: np.ndarray, top_p: float) -> float:
+def _top_p_cutoff(likelihoods: np.ndarray, top_p: float) -> np.float32:
     """The least likelihood in the smallest set of likeliest tokens that holds `top_p` of the mass.
 
     Only as many tokens are sorted as are needed to reach that mass: mostly a handful, all of them for a flat distribution.
@@ -111,10 +107,10 @@ def _top_p_cutoff(likelihoods: np.ndarray, top_p: float) -> float:
     mass = top_p * float(likelihoods.sum(dtype=np.float64))
     floor = np.float32(_TOP_P_STEP)
     while True:
-        candidates = likelihoods[likelihoods >= floor]
+        candidates = np.compress(likelihoods >= floor, likelihoods)
         if floor == 0 or float(candidates.sum(dtype=np.float64)) >= mass:
             break
         floor = np.float32(floor * _TOP_P_STEP)
     descending = np.sort(candidates)[::-1]
     reached = int(np.searchsorted(np.cumsum(descending, dtype=np.float64), mass))
-    return float(descending[min(reached, len(descending) - 1)])
+    return np.float32(descending[min(reached, len(descending) - 1)])

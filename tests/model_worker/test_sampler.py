@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,8 +14,8 @@ EOS = (2, 9)
 SAMPLER = Sampler(EOS)
 
 
-def some_logits(rows: int, seed: int = 0, vocab: int = VOCAB, scale: float = 2.0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=(rows, vocab)).astype(np.float32) * np.float32(scale))
+def some_logits(rows: int, seed: int = 0, vocab: int = VOCAB, scale: float = 2.0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, vocab)).astype(np.float32) * np.float32(scale)
 
 
 def reference_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
@@ -42,8 +41,8 @@ def reference_token(logits: np.ndarray, params: SamplingParams, output_index: in
         return int(np.argmin(draws / p))
 
 
-def sample_one(logits: torch.Tensor, params: SamplingParams, output_index: int = 0) -> int:
-    sampled = SAMPLER.sample(logits.clone().reshape(1, -1), [params], [output_index])
+def sample_one(logits: np.ndarray, params: SamplingParams, output_index: int = 0) -> int:
+    sampled = SAMPLER.sample(logits.copy().reshape(1, -1), [params], [output_index])
     assert not sampled.failures
     return int(sampled.token_ids[0])
 
@@ -63,9 +62,9 @@ FILTERS = [
 @pytest.mark.parametrize("params", FILTERS, ids=str)
 def test_tokens_follow_the_distribution(params: SamplingParams) -> None:
     logits = some_logits(1)
-    p = reference_probabilities(logits[0].numpy(), params)
+    p = reference_probabilities(logits[0], params)
     num_draws = 4000
-    batch = logits.expand(num_draws, -1).clone()
+    batch = np.repeat(logits, num_draws, axis=0)
     rows = [SamplingParams(**{**_asdict(params), "seed": seed}) for seed in range(num_draws)]
     sampled = SAMPLER.sample(batch, rows, [3] * num_draws)
     counts = np.bincount(sampled.token_ids, minlength=VOCAB)
@@ -97,14 +96,14 @@ params_in_range = st.builds(
 @given(params=params_in_range, output_index=st.integers(0, 2**20), logits_seed=st.integers(0, 50))
 def test_a_token_is_the_float64_reference_s(params: SamplingParams, output_index: int, logits_seed: int) -> None:
     logits = some_logits(1, seed=logits_seed)[0]
-    assert sample_one(logits, params, output_index) == reference_token(logits.numpy(), params, output_index)
+    assert sample_one(logits, params, output_index) == reference_token(logits, params, output_index)
 
 
 @pytest.mark.parametrize("params", [*FILTERS, SamplingParams(seed=0, temperature=100.0, top_p=0.999)], ids=str)
 def test_a_large_vocabulary_gives_the_reference_s_tokens(params: SamplingParams) -> None:
     logits = some_logits(1, vocab=49152, scale=3.0)[0]
     for output_index in range(10):
-        assert sample_one(logits, params, output_index) == reference_token(logits.numpy(), params, output_index)
+        assert sample_one(logits, params, output_index) == reference_token(logits, params, output_index)
 
 
 @settings(max_examples=60, deadline=None)
@@ -119,19 +118,19 @@ def test_a_large_vocabulary_gives_the_reference_s_tokens(params: SamplingParams)
 def test_neighbours_do_not_change_a_token(rows: list[tuple[SamplingParams, int]], data: st.DataObject) -> None:
     logits = some_logits(len(rows), seed=data.draw(st.integers(0, 20)))
     order = data.draw(st.permutations(range(len(rows))))
-    together = SAMPLER.sample(logits[order].clone(), [rows[i][0] for i in order], [rows[i][1] for i in order])
+    together = SAMPLER.sample(logits[order], [rows[i][0] for i in order], [rows[i][1] for i in order])
     for position, row in enumerate(order):
         assert together.token_ids[position] == sample_one(logits[row], *rows[row])
 
 
 def test_greedy_takes_the_first_of_the_best() -> None:
-    logits = torch.zeros(VOCAB)
+    logits = np.zeros(VOCAB, dtype=np.float32)
     logits[[7, 20]] = 3.0
     assert sample_one(logits, SamplingParams(seed=5, temperature=0.0)) == 7
 
 
 def test_filters_keep_ties() -> None:
-    logits = torch.full((VOCAB,), -5.0)
+    logits = np.full(VOCAB, -5.0, dtype=np.float32)
     logits[[3, 8, 11]] = 1.0
     tokens = {sample_one(logits, SamplingParams(seed=seed, top_k=1)) for seed in range(50)}
     assert tokens == {3, 8, 11}
@@ -146,7 +145,7 @@ def test_the_edges_of_every_limit_draw_a_possible_token(field: str) -> None:
         params = SamplingParams(**fields)
         token = sample_one(logits, params, output_index=2**20)
         greedy = params.temperature == 0
-        p = reference_probabilities(logits.numpy(), SamplingParams(**{**fields, "temperature": 1e-9}) if greedy else params)
+        p = reference_probabilities(logits, SamplingParams(**{**fields, "temperature": 1e-9}) if greedy else params)
         assert p[token] > 0
 
 
@@ -164,7 +163,7 @@ def test_large_logits_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_min_tokens_masks_eos_and_stop_ids_until_it_is_reached(temperature: float) -> None:
-    logits = torch.full((VOCAB,), -3.0)
+    logits = np.full(VOCAB, -3.0, dtype=np.float32)
     logits[[2, 9, 30]] = 50.0  # two EOS and a stop token id
     logits[4] = 20.0
     params = SamplingParams(seed=1, temperature=temperature, min_tokens=3, stop_token_ids=(30, VOCAB, 2**31))
@@ -173,7 +172,7 @@ def test_min_tokens_masks_eos_and_stop_ids_until_it_is_reached(temperature: floa
 
 
 def test_min_tokens_changes_only_its_own_row() -> None:
-    logits = torch.zeros(2, VOCAB)
+    logits = np.zeros((2, VOCAB), dtype=np.float32)
     logits[:, 2] = 9.0
     rows = [SamplingParams(seed=1, temperature=0.0, min_tokens=1), SamplingParams(seed=1, temperature=0.0)]
     assert SAMPLER.sample(logits, rows, [0, 0]).token_ids.tolist() == [0, 2]
@@ -181,7 +180,9 @@ def test_min_tokens_changes_only_its_own_row() -> None:
 
 def test_ruling_out_the_whole_vocabulary_fails_that_row() -> None:
     params = SamplingParams(seed=1, temperature=1.0, min_tokens=1, stop_token_ids=(0, 1))
-    sampled = Sampler((2,)).sample(torch.zeros(2, 3), [params, SamplingParams(seed=1, temperature=0.0)], [0, 0])
+    sampled = Sampler((2,)).sample(
+        np.zeros((2, 3), dtype=np.float32), [params, SamplingParams(seed=1, temperature=0.0)], [0, 0]
+    )
     assert set(sampled.failures) == {0} and "min_tokens" in sampled.failures[0]
     assert sampled.token_ids[1] == 0
 
@@ -191,7 +192,7 @@ def test_ruling_out_the_whole_vocabulary_fails_that_row() -> None:
 def test_a_row_without_finite_logits_fails_alone(bad: float, temperature: float) -> None:
     logits = some_logits(3)
     params = [SamplingParams(seed=row, temperature=temperature, top_p=0.9, min_tokens=1) for row in range(3)]
-    expected = SAMPLER.sample(logits.clone(), params, [0, 0, 0]).token_ids
+    expected = SAMPLER.sample(logits.copy(), params, [0, 0, 0]).token_ids
     logits[1, 17] = bad
     sampled = SAMPLER.sample(logits, params, [0, 0, 0])
     assert set(sampled.failures) == {1}
