@@ -6,6 +6,9 @@ Every error has a `reason` (UPPER_SNAKE_CASE, stable, for machines), a message (
 
 from dataclasses import dataclass
 
+TOKENIZER_MISMATCH = "TOKENIZER_MISMATCH"
+"""Reason of the FailedPrecondition where gateway and worker were started with different tokenizers."""
+
 
 class ServiceError(Exception):
     """Base of what a caller is told about."""

@@ -57,6 +57,19 @@ def status_of(error: errors.ServiceError) -> tuple[grpc.StatusCode, str, tuple[t
     return code, text, (*rpc_status.to_status(status).trailing_metadata, *trailers)
 
 
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """The `reason` that one of our servers gave; empty where the details hold none."""
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:  # details that contradict the status: not ours
+        return ""
+    for detail in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            return str(info.reason)
+    return ""
+
+
 def _bad_request(error: errors.InvalidArgument, bytes_used: int) -> error_details_pb2.BadRequest:
     """As many violations as fit."""
     bad = error_details_pb2.BadRequest()

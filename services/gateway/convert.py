@@ -1,0 +1,141 @@
+"""Protobuf <-> values at the public API; the messages are `tessera.v1`."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from gateway.chat_template import ChatMessage
+from gateway.delta import Delta, PublicReason
+from gateway.generate_input import GenerateInput, Prompt, SamplingInput
+from services.gateway.session import Served
+from tessera.v1 import inference_pb2
+from tessera.values.finish import Finish
+from tessera.values.request import RequestTimings
+
+_REASON_TO_PROTO = {reason: f"FINISH_REASON_{reason.name}" for reason in PublicReason}
+
+PROMPT_FIELDS = {
+    None: "generation.text",
+    "text": "generation.text",
+    "chat": "generation.chat.messages",
+    "tokens": "generation.tokens.token_ids",
+}
+"""Where a prompt of each form stands in a Generate request, by the form's name in the oneof."""
+
+
+def generate_input_from_proto(message: inference_pb2.Generation) -> GenerateInput:
+    """What a client asks for, unchecked."""
+    skip = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
+    return GenerateInput(
+        prompt=_prompt_from_proto(message),
+        model=message.model,
+        request_id=message.request_id,
+        sampling=_sampling_from_proto(message.sampling),
+        stop=tuple(message.stop),
+        include_stop_in_output=message.include_stop_in_output,
+        skip_special_tokens=skip,
+    )
+
+
+def _prompt_from_proto(message: inference_pb2.Generation) -> Prompt | None:
+    match message.WhichOneof("prompt"):
+        case "text":
+            return message.text
+        case "chat":
+            return chat_from_proto(message.chat)
+        case "tokens":
+            return token_ids_from_proto(message.tokens.token_ids)
+        case _:
+            return None
+
+
+def chat_from_proto(message: inference_pb2.ChatPrompt) -> tuple[ChatMessage, ...]:
+    """The messages of a conversation."""
+    return tuple(ChatMessage(item.role, item.content) for item in message.messages)
+
+
+def token_ids_from_proto(token_ids: Iterable[int]) -> np.ndarray:
+    """Token ids int64 `[n]`, unchecked."""
+    return np.fromiter(token_ids, np.int64)
+
+
+def _sampling_from_proto(message: inference_pb2.Sampling) -> SamplingInput:
+    def given(name: str) -> float | None:
+        return getattr(message, name) if message.HasField(name) else None  # type: ignore[arg-type]
+
+    return SamplingInput(
+        temperature=given("temperature"),
+        top_p=given("top_p"),
+        top_k=given("top_k"),  # type: ignore[arg-type]
+        min_p=given("min_p"),
+        seed=given("seed"),  # type: ignore[arg-type]
+        max_tokens=given("max_tokens"),  # type: ignore[arg-type]
+        min_tokens=given("min_tokens"),  # type: ignore[arg-type]
+        ignore_eos=message.ignore_eos,
+        stop_token_ids=tuple(message.stop_token_ids),
+    )
+
+
+def stream_response_to_proto(request_id: str, prompt_len: int, delta: Delta) -> inference_pb2.StreamGenerateResponse:
+    """One piece of an answer."""
+    return inference_pb2.StreamGenerateResponse(
+        request_id=request_id,
+        text=delta.text,
+        text_offset=delta.text_offset,
+        token_ids=delta.token_ids,
+        token_offset=delta.token_offset,
+        finish=finish_to_proto(prompt_len, delta) if delta.finish is not None else None,
+    )
+
+
+def whole_answer_to_proto(request_id: str, prompt_len: int, answer: Delta) -> inference_pb2.GenerateResponse:
+    """A whole answer: all its pieces joined."""
+    return inference_pb2.GenerateResponse(
+        request_id=request_id,
+        text=answer.text,
+        token_ids=answer.token_ids,
+        finish=finish_to_proto(prompt_len, answer),
+    )
+
+
+def finish_to_proto(prompt_len: int, last: Delta) -> inference_pb2.Finish:
+    """How an answer ended, from its last piece."""
+    finish, reason, timings = last.finish, last.public_reason, last.timings or RequestTimings()
+    assert finish is not None and reason is not None, "only the last piece has an end"
+    return inference_pb2.Finish(
+        reason=_REASON_TO_PROTO[reason],
+        stop_token_id=finish.stop_token_id,
+        stop_string=finish.stop_string,
+        usage=inference_pb2.Usage(
+            prompt_tokens=prompt_len,
+            completion_tokens=finish.output_len,
+            cached_tokens=last.num_cached_tokens,
+        ),
+        timings=inference_pb2.Timings(
+            queue_us=timings.queue_us,
+            ttft_us=timings.ttft_us,
+            tpot_us=_tpot_us(finish, timings),
+            total_us=timings.total_us,
+        ),
+        message=finish.message,
+    )
+
+
+def _tpot_us(finish: Finish, timings: RequestTimings) -> int:
+    """Mean time per output token after the first; 0 with fewer than two."""
+    after_first = finish.output_len - 1
+    return max(0, timings.total_us - timings.ttft_us) // after_first if after_first > 0 else 0
+
+
+def model_to_proto(served: Served) -> inference_pb2.Model:
+    """A served model as clients see it."""
+    info = served.model.info
+    return inference_pb2.Model(
+        name=info.name,
+        architecture=info.architecture,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        eos_token_ids=info.eos_token_ids,
+        bos_token_id=info.bos_token_id,
+        max_request_len=served.max_request_len,
+    )

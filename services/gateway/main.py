@@ -1,0 +1,68 @@
+"""The gateway process: text in, tokens to the scheduler, text out."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from gateway.tokenizer_source import load_tokenizer
+from services.gateway.config import GatewayConfig
+from services.gateway.servicer import SERVICE_NAME, InferenceServicer
+from services.gateway.session import SchedulerSession
+from services.rpc.logs import configure_logs
+from services.rpc.server import RpcServer, ServerConfig, stop_signal
+from tessera.v1 import inference_pb2_grpc
+from tessera.values.known_models import locate
+
+CONNECTION_AGE_S = 1800.0
+"""A client's connection is asked to end after this, so that clients find new gateways; its streams go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A gateway that answers. `sessions` is the task that keeps the session up: it ends only by a bug."""
+
+    address: str
+    session: SchedulerSession
+    sessions: asyncio.Task[None]
+
+
+@asynccontextmanager
+async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
+    """A gateway for as long as the body runs, then drained. Raises ModelError or TokenizerError where the model cannot be used,
+    BindError where the address cannot be listened on."""
+    tokenizer = await asyncio.to_thread(load_tokenizer, locate(config.model))
+    server = RpcServer(
+        ServerConfig(
+            listen=config.listen,
+            receive_bytes_max=config.receive_bytes_max,
+            ready_file=config.ready_file,
+            connection_age_s=CONNECTION_AGE_S,
+        )
+    )
+
+    def standing(ready: bool) -> None:
+        server.health.set_ready(SERVICE_NAME, ready)
+
+    session = SchedulerSession(config.scheduler, tokenizer, config.heartbeat_ms / 1000, standing)
+    servicer = InferenceServicer(session, config.scheduler_wait_ms / 1000)
+    server.add(inference_pb2_grpc.add_InferenceServiceServicer_to_server, servicer, SERVICE_NAME, ready=False)
+    address = await server.start()
+    sessions = asyncio.create_task(session.run())
+    try:
+        yield Gateway(address, session, sessions)
+    finally:
+        await server.stop(0 if sessions.done() else config.drain_grace_s)
+        await session.close()
+        sessions.cancel()
+        await asyncio.wait((sessions,))
+
+
+async def run(config: GatewayConfig) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. Raises what `serving` raises."""
+    configure_logs("gateway", config.log_level)
+    stop = stop_signal()
+    async with serving(config) as gateway:
+        await asyncio.wait((stop, gateway.sessions), return_when=asyncio.FIRST_COMPLETED)
+        if not stop.done():
+            gateway.sessions.result()  # raises what ended it

@@ -1,0 +1,54 @@
+"""From what goes wrong inside a gateway to what its clients are told."""
+
+from gateway.errors import GatewayError, InvalidRequest, OutputGap, TokenizerMismatch, UnknownModel
+from services.rpc.errors import (
+    TOKENIZER_MISMATCH,
+    Aborted,
+    AlreadyExists,
+    FailedPrecondition,
+    FieldViolation,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    Overloaded,
+    ServiceError,
+    Unavailable,
+)
+from tessera.values.session import Rejected, RejectReason
+
+DRAINING_RETRY_MS = 1000
+"""When to try again where a draining scheduler does not say: about as long as the next one takes."""
+
+
+def refusal_of(error: GatewayError, prefix: str = "") -> ServiceError:
+    """What `error` means to a client. `prefix` leads from the request message to the fields that the error names."""
+    match error:
+        case InvalidRequest():
+            return InvalidArgument(tuple(FieldViolation(prefix + item.field, item.description) for item in error.fields))
+        case UnknownModel():
+            return NotFound(prefix + str(error), reason="MODEL_NOT_FOUND", metadata={"field": prefix + "model"})
+        case TokenizerMismatch():
+            return FailedPrecondition(str(error), reason=TOKENIZER_MISMATCH)
+        case OutputGap():
+            return Internal("output of this request was lost between scheduler and gateway", reason="OUTPUT_GAP")
+        case _:
+            return Internal(str(error), reason="GATEWAY_ERROR")
+
+
+def rejection_of(rejected: Rejected, prompt_field: str) -> ServiceError:
+    """Why the scheduler did not admit a request; `prompt_field` is where its prompt stands in the client's message."""
+    match rejected.reason:
+        case RejectReason.TOO_LONG:
+            return InvalidArgument((FieldViolation(prompt_field, rejected.message),), reason="TOO_LONG")
+        case RejectReason.OVERLOADED:
+            return Overloaded(rejected.message, reason="OVERLOADED", retry_after_ms=rejected.retry_after_ms)
+        case RejectReason.ALREADY_EXISTS:
+            return AlreadyExists(rejected.message, reason="REQUEST_ID_IN_USE", metadata={"field": "generation.request_id"})
+        case RejectReason.DRAINING:
+            retry_after_ms = rejected.retry_after_ms or DRAINING_RETRY_MS
+            return Unavailable(rejected.message, reason="DRAINING", retry_after_ms=retry_after_ms)
+
+
+def taken_over() -> ServiceError:
+    """Another stream of the same request goes on instead of this one."""
+    return Aborted("another stream has taken this request over", reason="TAKEN_OVER")

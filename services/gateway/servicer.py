@@ -1,0 +1,167 @@
+"""The public API: tessera.v1.InferenceService."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from gateway.delta import Delta, join_deltas
+from gateway.errors import GatewayError, InvalidField, InvalidRequest
+from gateway.prompt import check_token_ids, encode_chat, encode_text
+from gateway.served_model import ServedModel, find_model
+from gateway.validation import validate
+from services.gateway import convert
+from services.gateway.refusals import refusal_of
+from services.gateway.request_stream import RequestStream
+from services.gateway.session import SchedulerSession, Served
+from services.rpc.errors import NotFound
+from tessera.v1 import inference_pb2 as pb
+from tessera.v1 import inference_pb2_grpc
+from tessera.values.request import Submission
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
+
+PRINCIPAL = ""
+"""Whose requests these are, as long as nobody has to say who they are."""
+
+INLINE_BYTES_MAX = 2048
+"""A larger request is read and tokenized in a thread; this much takes well below a millisecond on the event loop."""
+
+_T = TypeVar("_T")
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Every call needs to know what is served: it waits `scheduler_wait_s` for a scheduler, then is UNAVAILABLE."""
+
+    def __init__(self, session: SchedulerSession, scheduler_wait_s: float) -> None:
+        self._session = session
+        self._scheduler_wait_s = scheduler_wait_s
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
+        """The whole answer."""
+        stream = await self._start(request.generation)
+        deltas: list[Delta] = []
+        try:
+            while not deltas or deltas[-1].finish is None:
+                deltas.append(await stream.next_delta())
+        finally:
+            self._session.abort(stream)  # a no-op once it has ended
+        submission = stream.submission
+        return convert.whole_answer_to_proto(
+            submission.client_request_id, len(submission.prompt_token_ids), join_deltas(deltas)
+        )
+
+    async def StreamGenerate(self, request: pb.StreamGenerateRequest, context: Any) -> None:
+        """The answer piece by piece; a client that reads slowly gets larger pieces."""
+        stream = await self._start(request.generation)
+        request_id, prompt_len = stream.submission.client_request_id, len(stream.submission.prompt_token_ids)
+        try:
+            finished = False
+            while not finished:
+                delta = await stream.next_delta()
+                finished = delta.finish is not None
+                await context.write(convert.stream_response_to_proto(request_id, prompt_len, delta))
+        finally:
+            self._session.abort(stream)  # a no-op once it has ended
+
+    async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
+        """The request's own call ends with ABORTED; NOT_FOUND where none lives under this id."""
+        stream = self._session.live.of_client(PRINCIPAL, request.request_id)
+        if stream is None:
+            raise NotFound(
+                f"request_id: no request {request.request_id[:100]!r} is running here",
+                reason="REQUEST_NOT_FOUND",
+                metadata={"field": "request_id"},
+            )
+        self._session.abort(stream)
+        return pb.AbortResponse()
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        """Token ids of text, or of messages through the chat template."""
+        model = (await self._served(request.model)).model
+
+        def tokenize() -> pb.TokenizeResponse:
+            if request.WhichOneof("input") is None:
+                raise InvalidRequest([InvalidField("text", "is missing; give text or chat messages")])
+            if request.WhichOneof("input") == "chat":
+                ids = encode_chat(convert.chat_from_proto(request.chat), model)
+            else:
+                add = request.add_special_tokens if request.HasField("add_special_tokens") else True
+                ids = encode_text(request.text, model, add)
+            return pb.TokenizeResponse(token_ids=ids.tolist())
+
+        return await _compute(tokenize, inline=_is_light(request, request.WhichOneof("input")))
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
+        """The text of token ids, at most as many as the model takes."""
+        model = (await self._served(request.model)).model
+
+        def detokenize() -> pb.DetokenizeResponse:
+            _check_detokenizable(request, model)
+            skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+            return pb.DetokenizeResponse(text=model.tokenizer.decode(request.token_ids, skip))
+
+        return await _compute(detokenize, inline=_is_light(request))
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
+        """What is served under a name."""
+        return pb.GetModelResponse(model=convert.model_to_proto(await self._served(request.model)))
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
+        """What is served."""
+        served = await self._session.served(self._scheduler_wait_s)
+        return pb.ListModelsResponse(models=[convert.model_to_proto(served)])
+
+    async def _served(self, name: str) -> Served:
+        served = await self._session.served(self._scheduler_wait_s)
+        _find(name, served, "")
+        return served
+
+    async def _start(self, generation: pb.Generation) -> RequestStream:
+        """Check a request and hand it to the scheduler. The caller aborts what this returns; nothing is awaited in between."""
+        served = await self._session.served(self._scheduler_wait_s)
+        model = _find(generation.model, served, "generation.")
+
+        def check() -> Submission:
+            asked = convert.generate_input_from_proto(generation)
+            named = asked if asked.request_id else replace(asked, request_id=secrets.token_hex(16))
+            return validate(named, model, PRINCIPAL)
+
+        form = generation.WhichOneof("prompt")
+        submission = await _compute(check, inline=_is_light(generation, form), prefix="generation.")
+        await self._session.connected(self._scheduler_wait_s)
+        stream = RequestStream(submission, model.tokenizer, convert.PROMPT_FIELDS[form])
+        self._session.submit(stream)
+        return stream
+
+
+def _find(name: str, served: Served, prefix: str) -> ServedModel:
+    try:
+        return find_model(name, [served.model])
+    except GatewayError as error:
+        raise refusal_of(error, prefix) from error
+
+
+def _is_light(request: Message, form: str | None = None) -> bool:
+    """Small, and without a chat template to run: that is the model's own program."""
+    return form != "chat" and request.ByteSize() <= INLINE_BYTES_MAX
+
+
+async def _compute(work: Callable[[], _T], inline: bool, prefix: str = "") -> _T:
+    """Do what could hold up the event loop in a thread. A refusal names its fields from `prefix` on."""
+    try:
+        return work() if inline else await asyncio.to_thread(work)
+    except GatewayError as error:
+        raise refusal_of(error, prefix) from error
+
+
+def _check_detokenizable(request: pb.DetokenizeRequest, model: ServedModel) -> None:
+    count, limit = len(request.token_ids), model.info.max_model_len
+    if count > limit:
+        raise InvalidRequest([InvalidField("token_ids", f"has {count} ids; at most {limit} are taken")])
+    problems = check_token_ids("token_ids", convert.token_ids_from_proto(request.token_ids), model.info.vocab_size)
+    if problems:
+        raise InvalidRequest(problems)
