@@ -1,0 +1,1 @@
+"""The operations models are made of, one interface with a backend per kind of device."""

@@ -1,0 +1,1 @@
+"""Reading models from files: shape, description and weights of GGUF files and Hugging Face directories."""
