@@ -49,9 +49,7 @@ def local_parts(config: UpConfig, folder: DataFolder) -> list[Part]:
     drain = ["--drain-grace-s", str(DRAIN_GRACE_S)]
     parts: list[Part] = [
         _role("gateway", folder, ["--scheduler", scheduler, "--model", config.model, "--listen", config.listen, *drain]),
-        _role(
-            "scheduler", folder, ["--worker", worker, "--redis", redis_url, "--group", group, "--listen", scheduler, *drain]
-        ),
+        _role("scheduler", folder, ["--worker", worker, "--redis", redis_url, "--group", group, "--listen", scheduler, *drain]),
         _role("worker", folder, ["--model", config.model, "--listen", worker]),
     ]
     return [*parts, RedisPart(redis)] if redis else parts

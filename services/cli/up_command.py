@@ -1,19 +1,26 @@
 """`tessera up`: everything on this machine, a question to the model, and then service until Ctrl-C."""
 
 import asyncio
+import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import click
 
+from services.cli.answer import AnswerFailed, stream_answer, summary, write_piece
 from services.cli.child import PartDied
 from services.cli.config_options import Text, build_config, config_options
 from services.cli.data_folder import DataFolder, DataFolderInUse
 from services.cli.local_system import STOP_GRACE_S, PortTaken, check_listen, local_parts
 from services.cli.supervisor import Supervisor
-from services.cli.up_config import UpConfig
+from services.cli.up_config import DEFAULT_LISTEN, UpConfig
+from tessera.v1.inference_pb2 import ChatMessage, ChatPrompt, Generation, Sampling
+
+ANSWER_TOKENS_MAX = 128
+"""Length of the answer to the one question, tokens."""
 
 INTERRUPTED = 130
 """Exit status after a signal that came before the system served (128 + SIGINT)."""
@@ -21,7 +28,9 @@ INTERRUPTED = 130
 _TEXTS = {
     "model": Text("A known name, a directory (config.json, *.safetensors, tokenizer.json) or a .gguf file.", "MODEL"),
     "listen": Text("Where the gateway serves clients.", "HOST:PORT"),
-    "data": Text("Folder for logs and the embedded Redis's file; created where missing. Delete it to forget everything.", "DIR"),
+    "data": Text(
+        "Folder for logs and the embedded Redis's file; created where missing. Delete it to forget everything.", "DIR"
+    ),
     "redis_url": Text("Use this running Redis (redis://HOST:PORT/DB or unix:///PATH), start none.", "URL", name="--redis"),
     "prompt": Text("The question asked once everything runs; empty asks none.", "TEXT"),
     "once": Text("End after the answer instead of serving on."),
@@ -51,7 +60,7 @@ def command(**options: Any) -> None:
         with DataFolder(config.data.absolute()).lock():
             check_listen(config)
             sys.exit(asyncio.run(_interruptible(_System(config))))
-    except (DataFolderInUse, PortTaken, PartDied) as error:
+    except (DataFolderInUse, PortTaken, PartDied, AnswerFailed) as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(1)
 
@@ -88,14 +97,22 @@ class _System:
             self.serving = True
             if self._config.once:
                 return 0
-            _say(_how_to_go_on(self._config.listen))
+            _say(_how_to_go_on(self._config))
             await keeper
             raise AssertionError("the supervisor keeps until it fails")
         finally:
             keeper.cancel()
 
     async def _ask(self) -> None:
-        """Show question and answer, and how long they took."""
+        """Show question and answer, and how long they took. Raises AnswerFailed."""
+        _say(f"\n> {self._config.prompt}")
+        chat = ChatPrompt(messages=[ChatMessage(role="user", content=self._config.prompt)])
+        sampling = Sampling(temperature=0.0, max_tokens=ANSWER_TOKENS_MAX)
+        asked_s = time.monotonic() - self._began_s
+        generation = Generation(chat=chat, sampling=sampling)
+        answer = await stream_answer(self._config.listen, generation, write_piece, self._config.start_timeout_s)
+        click.echo("")
+        _say(f"{summary(answer)}\nFirst token {asked_s + answer.first_token_s:.1f} s after the start.")
 
 
 async def _interruptible(system: _System) -> int:
@@ -110,12 +127,14 @@ async def _interruptible(system: _System) -> int:
         return 0 if system.serving else INTERRUPTED
 
 
-def _how_to_go_on(address: str) -> str:
+def _how_to_go_on(config: UpConfig) -> str:
+    programs = Path(os.path.relpath(Path(sys.executable).parent))
+    address = "" if config.listen == DEFAULT_LISTEN else f" --address {config.listen}"
     return f"""
-Serving on {address} until Ctrl-C. In another terminal:
-  tessera generate --chat "Write a haiku about rivers."
-  buf curl --protocol grpc --http2-prior-knowledge -d '{{"generation": {{"text": "Once upon a time"}}}}' \\
-    http://{address}/tessera.v1.InferenceService/StreamGenerate"""
+Serving on {config.listen} until Ctrl-C. In another terminal:
+  {programs}/tessera generate{address} --chat "Write a haiku about rivers."
+  {programs}/buf curl --protocol grpc --http2-prior-knowledge -d '{{"generation": {{"text": "Once upon a time"}}}}' \\
+    http://{config.listen}/tessera.v1.InferenceService/StreamGenerate"""
 
 
 def _say(line: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from tessera.values.config import ConfigError
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+DEFAULT_LISTEN = "127.0.0.1:50051"
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,7 @@ class UpConfig:
     """Parsed once by the command line, then frozen."""
 
     model: str = DEFAULT_MODEL
-    listen: str = "127.0.0.1:50051"
+    listen: str = DEFAULT_LISTEN
     data: Path = Path("data")
     redis_url: str | None = None  # None: an embedded server below `data`
     prompt: str = "What is the capital of France? Answer in one sentence."  # empty: ask nothing

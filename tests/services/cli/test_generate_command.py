@@ -1,0 +1,145 @@
+"""`tessera generate` as a process, against a public API that plays back a script."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+
+from tessera.v1 import inference_pb2, inference_pb2_grpc
+
+RunAsync = Callable[..., Any]
+
+
+@dataclass
+class ScriptedGateway(inference_pb2_grpc.InferenceServiceServicer):
+    """Answers with `pieces`, then `reason`; or refuses with `refusal`. Keeps what it was asked."""
+
+    pieces: tuple[str, ...] = ("The capital", " is", " Paris.")
+    reason: str = "FINISH_REASON_STOP"
+    refusal: tuple[grpc.StatusCode, str] | None = None
+    asked: list[Any] = field(default_factory=list)
+
+    async def StreamGenerate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.asked.append(request.generation)
+        if self.refusal is not None:
+            await context.abort(*self.refusal)
+        for index, piece in enumerate(self.pieces):
+            yield inference_pb2.StreamGenerateResponse(request_id="r1", text=piece, token_ids=[index], token_offset=index)
+        usage = inference_pb2.Usage(prompt_tokens=5, completion_tokens=len(self.pieces))
+        finish = inference_pb2.Finish(reason=self.reason, usage=usage)
+        yield inference_pb2.StreamGenerateResponse(request_id="r1", token_offset=len(self.pieces), finish=finish)
+
+
+@asynccontextmanager
+async def listening(gateway: ScriptedGateway) -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(gateway, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def tessera(*arguments: str, given: str = "") -> tuple[int, str, str]:
+    """Run the command; its exit status, standard output and standard error."""
+    command = (sys.executable, "-m", "services.cli.main", *arguments)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+    out, err = await process.communicate(given.encode())
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+def ask(run_async: RunAsync, gateway: ScriptedGateway, *arguments: str, given: str = "") -> tuple[int, str, str]:
+    async def story() -> tuple[int, str, str]:
+        async with listening(gateway) as address:
+            return await tessera("generate", *arguments, "--address", address, given=given)
+
+    result: tuple[int, str, str] = run_async(story())
+    return result
+
+
+def test_text_goes_to_stdout_and_counts_to_stderr(run_async: RunAsync) -> None:
+    gateway = ScriptedGateway()
+    status, out, err = ask(run_async, gateway, "What is it?")
+    assert (status, out) == (0, "The capital is Paris.\n")
+    assert "[stop; prompt 5 tokens, answer 3 tokens; first after" in err
+    assert gateway.asked[0].text == "What is it?"
+    assert gateway.asked[0].sampling == inference_pb2.Sampling(ignore_eos=False)  # the server's defaults hold
+
+
+def test_chat_and_every_sampling_option_reach_the_gateway(run_async: RunAsync) -> None:
+    gateway = ScriptedGateway()
+    drawing = ("--temperature", "0", "--top-p", "0.9", "--top-k", "5", "--min-p", "0.1", "--seed", "7")
+    stopping = (
+        "--max-tokens",
+        "9",
+        "--min-tokens",
+        "2",
+        "--ignore-eos",
+        "--stop-token-id",
+        "4",
+        "--stop",
+        "\n",
+        "--stop",
+        "END",
+    )
+    status, _, _ = ask(run_async, gateway, "-", "--system", "Be brief.", *drawing, *stopping, given="Why?")
+    assert status == 0
+    (asked,) = gateway.asked
+    assert [(message.role, message.content) for message in asked.chat.messages] == [("system", "Be brief."), ("user", "Why?")]
+    assert list(asked.stop) == ["\n", "END"]
+    assert asked.sampling == inference_pb2.Sampling(
+        temperature=0, top_p=0.9, top_k=5, min_p=0.1, seed=7, max_tokens=9, min_tokens=2, ignore_eos=True, stop_token_ids=[4]
+    )
+
+
+def test_json_is_one_object_at_the_end(run_async: RunAsync) -> None:
+    status, out, _ = ask(run_async, ScriptedGateway(), "x", "--json")
+    answer = json.loads(out)
+    assert status == 0
+    assert (answer["request_id"], answer["text"], answer["token_ids"]) == ("r1", "The capital is Paris.", [0, 1, 2])
+    assert answer["finish"]["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, 2),
+        (grpc.StatusCode.NOT_FOUND, 2),
+        (grpc.StatusCode.UNAVAILABLE, 3),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, 1),
+    ],
+)
+def test_a_refusal_is_an_error_with_its_own_exit_status(run_async: RunAsync, code: grpc.StatusCode, status: int) -> None:
+    got, out, err = ask(run_async, ScriptedGateway(refusal=(code, "stop: more than 16")), "x")
+    assert (got, out) == (status, "")
+    assert f"Error: {code.name}: stop: more than 16" in err
+
+
+def test_an_answer_that_ended_with_an_error_fails(run_async: RunAsync) -> None:
+    status, out, err = ask(run_async, ScriptedGateway(reason="FINISH_REASON_ERROR"), "x")
+    assert (status, out) == (1, "The capital is Paris.\n") and "[error" in err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "complaint"),
+    [("--temperature", "nan", "finite"), ("--max-tokens", "0", "between 1 and"), ("--top-p", "1.5", "between")],
+)
+def test_a_value_out_of_range_is_refused_here(run_async: RunAsync, option: str, value: str, complaint: str) -> None:
+    gateway = ScriptedGateway()
+    status, _, err = ask(run_async, gateway, "x", option, value)
+    assert status == 2 and option in err and complaint in err and not gateway.asked
+
+
+def test_nobody_there(run_async: RunAsync) -> None:
+    status, out, err = run_async(tessera("generate", "x", "--address", "127.0.0.1:1"))
+    assert (status, out) == (3, "") and "UNAVAILABLE" in err
