@@ -1,0 +1,44 @@
+"""What `tessera up` refuses before it starts anything."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from services.cli.data_folder import DataFolder
+from services.cli.main import main
+
+
+def up(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["up", *arguments])
+
+
+def test_a_data_folder_in_use_is_an_error(tmp_path: Path) -> None:
+    with DataFolder(tmp_path).lock():
+        result = up("--data", str(tmp_path))
+    assert result.exit_code == 1
+    assert f"data folder {tmp_path} is in use by another `tessera up` (process " in result.output
+
+
+def test_a_port_in_use_is_an_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        address = f"127.0.0.1:{stranger.getsockname()[1]}"
+        result = up("--data", str(tmp_path), "--listen", address)
+    assert result.exit_code == 1
+    assert f"cannot listen on {address}" in result.output and "--listen HOST:PORT" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--listen", "50051"), "listen must be host:port"),
+        (("--listen", "127.0.0.1:0"), "listen must be host:port with a port from 1 to 65535"),
+        (("--start-timeout-s", "0"), "start_timeout_s must be positive"),
+        (("--once", "--prompt", ""), "once ends after the answer, so it needs a prompt"),
+    ],
+)
+def test_a_bad_option_is_a_usage_error(arguments: tuple[str, ...], complaint: str, tmp_path: Path) -> None:
+    result = up("--data", str(tmp_path / "untouched"), *arguments)
+    assert result.exit_code == 2 and complaint in result.output
+    assert not (tmp_path / "untouched").exists()
