@@ -41,7 +41,7 @@ def locate(model: str) -> Path:
     if model in KNOWN_MODELS:
         return _locate_packaged(model, KNOWN_MODELS[model])
     path = Path(model).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    if model and (path.is_dir() or (path.is_file() and path.suffix == ".gguf")):
         return path.resolve()
     problem = "is a file, but not a .gguf file" if path.is_file() else "does not exist"
     names = ", ".join(sorted(KNOWN_MODELS))
