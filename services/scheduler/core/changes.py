@@ -1,48 +1,65 @@
 """What the journal has to learn from a scheduler; the journal gives the record its number."""
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from services.scheduler.core.record import BlockDelta, RequestDelta
+import numpy as np
+
+from services.scheduler.core.record import BlockDelta, DecodeColumns, RequestDelta
 from services.scheduler.core.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class CoveredStep:
-    """A worker step whose output is complete in these and earlier changes: durable with them."""
-
-    worker: str
-    boot_id: bytes
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
 class Changes:
-    """Everything that changed since the last time, absolute; or the whole state, for a rewrite."""
+    """Everything that changed since the last time, absolute; the fields of a `Record` but its number.
 
-    requests: tuple[RequestDelta, ...]
-    blocks: tuple[BlockDelta, ...]
-    forgotten: tuple[bytes, ...]
-    covered: tuple[CoveredStep, ...]
+    A block that a batch in flight appended to a table is told with the output of that batch.
+    """
+
+    requests: tuple[RequestDelta, ...] = ()
+    blocks: tuple[BlockDelta, ...] = ()
+    forgotten: tuple[bytes, ...] = ()
+    decoded: DecodeColumns | None = None
 
 
-def delta_since_cursor(sequence: Sequence) -> RequestDelta:
-    """What the journal does not know of a sequence yet; moves its cursor."""
+def is_steady(sequence: Sequence) -> bool:
+    """Whether what the journal does not know yet is one output token and at most one block; else it needs a delta."""
     cursor = sequence.cursor
+    return (
+        sequence.output_len == cursor.output_len + 1
+        and cursor.num_blocks <= len(sequence.table.block_ids) <= cursor.num_blocks + 1
+    )
+
+
+def decode_columns(sequences: Items[Sequence]) -> DecodeColumns:
+    """One row for each of `sequences`, all steady; moves their cursors."""
+    token_ids, token_offsets, grown = [], [], []
+    for row, sequence in enumerate(sequences):
+        cursor, block_ids = sequence.cursor, sequence.table.block_ids
+        token_offsets.append(cursor.output_len)
+        token_ids.append(sequence.ledger.token_ids[-1])
+        cursor.output_len += 1
+        if len(block_ids) > cursor.num_blocks:
+            grown.append((row, cursor.num_blocks, block_ids[-1]))
+            cursor.num_blocks += 1
+    grown_columns = np.array(grown, np.int32).reshape(-1, 3)
+    return DecodeColumns(
+        request_ids=tuple(sequence.request_id for sequence in sequences),
+        token_offsets=np.array(token_offsets, np.int32),
+        token_ids=np.array(token_ids, np.int32),
+        grown_rows=grown_columns[:, 0],
+        table_offsets=grown_columns[:, 1],
+        block_ids=grown_columns[:, 2],
+    )
+
+
+def request_delta(sequence: Sequence) -> RequestDelta:
+    """All that the journal does not know of a sequence yet; moves its cursor."""
+    cursor = sequence.cursor
+    is_first, cursor.is_known = not cursor.is_known, True
     token_offset = min(cursor.output_len, sequence.output_len)
     table_offset = min(cursor.num_blocks, len(sequence.table.block_ids))
-    delta = _delta(sequence, token_offset, table_offset, is_first=not cursor.is_known)
-    cursor.is_known = True
-    cursor.output_len = sequence.output_len
-    cursor.num_blocks = len(sequence.table.block_ids)
-    return delta
-
-
-def whole_delta(sequence: Sequence) -> RequestDelta:
-    """All of a sequence; the cursor stays, since absolute deltas may be applied on top."""
-    return _delta(sequence, 0, 0, is_first=True)
-
-
-def _delta(sequence: Sequence, token_offset: int, table_offset: int, is_first: bool) -> RequestDelta:
+    cursor.output_len, cursor.num_blocks = sequence.output_len, len(sequence.table.block_ids)
     return RequestDelta(
         request_id=sequence.request_id,
         status=sequence.status,

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from services.scheduler.core.changes import delta_since_cursor, whole_delta
-from services.scheduler.core.record import RequestDelta
+from services.scheduler.core.changes import decode_columns, is_steady, request_delta
+from services.scheduler.core.record import DecodeColumns, RequestDelta
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
 
@@ -11,13 +11,14 @@ from services.scheduler.core.sequence_status import SequenceStatus
 class RequestBook:
     """Requests by internal id; live ones also by (principal, client's own id)."""
 
-    __slots__ = ("_by_client_id", "_finished", "_forgotten", "_sequences", "_touched")
+    __slots__ = ("_by_client_id", "_decoded", "_finished", "_forgotten", "_sequences", "_touched")
 
     def __init__(self) -> None:
         self._sequences: dict[bytes, Sequence] = {}
         self._by_client_id: dict[tuple[str, str], Sequence] = {}
         self._finished: dict[bytes, Sequence] = {}  # in the order in which they ended
         self._touched: dict[bytes, Sequence] = {}
+        self._decoded: dict[bytes, Sequence] = {}
         self._forgotten: list[bytes] = []
 
     def __len__(self) -> int:
@@ -53,6 +54,10 @@ class RequestBook:
         """The journal has to hear about this request."""
         self._touched[sequence.request_id] = sequence
 
+    def decoded(self, sequence: Sequence) -> None:
+        """A running request gained an output token; nothing else of it changed but its table."""
+        self._decoded[sequence.request_id] = sequence
+
     def ended(self, sequence: Sequence) -> None:
         """A request has its terminal mark: its client id may be used again."""
         self.touch(sequence)
@@ -69,23 +74,25 @@ class RequestBook:
                 return
             del self._finished[sequence.request_id], self._sequences[sequence.request_id]
             self._touched.pop(sequence.request_id, None)
+            self._decoded.pop(sequence.request_id, None)
             self._forgotten.append(sequence.request_id)
 
-    def has_changes(self) -> bool:
-        """Whether the next call of `take_changes` gives anything."""
-        return bool(self._touched or self._forgotten)
-
-    def take_changes(self) -> tuple[tuple[RequestDelta, ...], tuple[bytes, ...]]:
-        """Deltas of the requests touched, and the ids forgotten, since the last call."""
-        requests = tuple(map(delta_since_cursor, self._touched.values()))
+    def take_changes(self) -> tuple[tuple[RequestDelta, ...], DecodeColumns | None, tuple[bytes, ...]]:
+        """What changed since the last call: deltas, columns of requests that only decoded, and ids forgotten."""
+        steady = []
+        for request_id, sequence in self._decoded.items():
+            if request_id in self._touched:
+                continue
+            if is_steady(sequence):
+                steady.append(sequence)
+            else:
+                self._touched[request_id] = sequence
+        requests = tuple(map(request_delta, self._touched.values()))
         forgotten = tuple(self._forgotten)
         self._touched.clear()
+        self._decoded.clear()
         self._forgotten.clear()
-        return requests, forgotten
-
-    def snapshot(self) -> tuple[RequestDelta, ...]:
-        """Every request, whole."""
-        return tuple(map(whole_delta, self._sequences.values()))
+        return requests, decode_columns(steady) if steady else None, forgotten
 
     def check_integrity(self) -> None:
         """Assert that the indexes agree with the requests."""
@@ -98,5 +105,5 @@ class RequestBook:
             assert not name or is_finished == (held is not sequence), (
                 "the client id of a live request is free, or of a finished one held"
             )
-        assert self._finished.keys() | self._touched.keys() <= self._sequences.keys()
+        assert self._finished.keys() | self._touched.keys() | self._decoded.keys() <= self._sequences.keys()
         assert all(self._sequences[sequence.request_id] is sequence for sequence in self._by_client_id.values())

@@ -69,15 +69,14 @@ class Sequence:
         """Committed output tokens from `offset` on."""
         return tuple(self.ledger.token_ids[self.ledger.prompt_len + offset :])
 
-    def set_rules(self, rules: StopRules) -> None:
+    def set_rules(self, rules: StopRules | None) -> None:
         """The rules under the present model and pool."""
         self.rules = rules
-        self.tokens_max = rules.tokens_max
+        self.tokens_max = rules.tokens_max if rules is not None else 0
 
     def first_stop(self, checked: int) -> Finish | None:
-        """The earliest stop after the first `checked` output tokens."""
-        assert self.rules is not None, "no worker has told the model yet"
-        return self.rules.first_stop(self.ledger.token_ids, checked)
+        """The earliest stop after the first `checked` output tokens; None as well while no worker has told the model."""
+        return self.rules.first_stop(self.ledger.token_ids, checked) if self.rules is not None else None
 
     def can_grow(self) -> bool:
         """Whether another token can come after those that batches in flight are sampling."""

@@ -55,9 +55,12 @@ class StopRules:
             finish = self._stop_at(token_ids, end)
             if finish is not None:
                 return finish
-        if len(token_ids) >= self.pool_len_max:
-            return Finish(FinishReason.MAX_MODEL_LEN, output_len)
-        return None
+        if len(token_ids) < self.pool_len_max:
+            return None
+        if output_len == 0:
+            message = f"the prompt has {self.prompt_len} tokens, the pool now holds {self.pool_len_max - 1}"
+            return Finish(FinishReason.UNSCHEDULABLE, 0, message=message)
+        return Finish(FinishReason.MAX_MODEL_LEN, output_len)
 
     def _stop_at(self, token_ids: Sequence[int], output_len: int) -> Finish | None:
         end = self.prompt_len + output_len

@@ -1,0 +1,122 @@
+"""What the next step of a worker computes (policy `mixed`): a token for every running decode, the rest of the budget to prefills."""
+
+from collections.abc import Sequence as Items
+
+from kv_manager.block_manager import PoolExhausted
+from services.scheduler.core.admission import positions_reserved, resume_watermark
+from services.scheduler.core.lifecycle import Lifecycle
+from services.scheduler.core.replica import Replica
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence_status import SequenceStatus
+from services.scheduler.core.step_plan import StepPlan
+from tessera.values.config import Config
+
+
+class Batcher:
+    """Chooses rows, admits from the queue and preempts; the only place that decides who gets blocks.
+
+    Preemption frees all blocks of the latest admitted sequence and puts it at the head of the queue, tokens kept. So the oldest
+    running sequence is never a victim, and always ends: there is no livelock.
+    """
+
+    def __init__(self, config: Config, lifecycle: Lifecycle) -> None:
+        self._config = config
+        self._lifecycle = lifecycle
+        self._waiting = lifecycle.waiting
+        self.num_preemptions = 0
+        self.recomputed_positions = 0
+
+    def plan(self, replica: Replica, now_us: int) -> StepPlan:
+        """The rows of the next step; they count as in flight."""
+        plan = StepPlan(replica.tokens_max, replica.running_max)
+        preempted = self.num_preemptions
+        self._add_decodes(replica, plan)
+        self._add_prefills(replica, plan)
+        # Blocks that a preemption freed are for those it was made for, not for the next in the queue.
+        if self.num_preemptions == preempted:
+            while self._waiting and replica.has_room and not plan.is_full:
+                if not self._admit_head(replica, plan, now_us):
+                    break
+        return plan
+
+    def _add_decodes(self, replica: Replica, plan: StepPlan) -> None:
+        block_size = replica.manager.block_size
+        for sequence in list(replica.running.values()):
+            if plan.is_full:
+                return
+            # A prefill's last chunk of one position is a decode as well: it has waited longest.
+            if sequence.status is not SequenceStatus.RUNNING or not _is_decode(sequence) or not sequence.can_grow():
+                continue
+            new_block_ids: Items[int] | None = ()
+            if sequence.ledger.scheduled_len == len(sequence.table.block_ids) * block_size:
+                new_block_ids = self._grow(replica, plan, sequence, 1)
+            if new_block_ids is not None:
+                plan.add_decode(sequence, new_block_ids)
+
+    def _add_prefills(self, replica: Replica, plan: StepPlan) -> None:
+        for sequence in list(replica.running.values()):
+            if plan.is_full:
+                return
+            if sequence.status is not SequenceStatus.RUNNING or sequence in plan or _is_decode(sequence):
+                continue
+            count = self._chunk(sequence.ledger.num_remaining, replica, plan)
+            new_block_ids = self._grow(replica, plan, sequence, count) if count else None
+            if new_block_ids is None:
+                continue
+            if not sequence.has_entered:
+                self._lifecycle.book.touch(sequence)  # its attempt grows
+            plan.add_prefill(sequence, count, new_block_ids)
+
+    def _admit_head(self, replica: Replica, plan: StepPlan, now_us: int) -> bool:
+        """Admit the head of the queue if its blocks, and a first chunk, fit now."""
+        sequence, manager = self._waiting.head, replica.manager
+        ledger, is_resumed = sequence.ledger, sequence.attempt > 0
+        match = manager.match(sequence.table, ledger.token_ids)
+        count = self._chunk(ledger.num_tokens - match.num_cached_tokens, replica, plan)
+        positions = positions_reserved(ledger.num_tokens, sequence.tokens_max)
+        kept_free = resume_watermark(manager.num_blocks) if is_resumed and replica.running else 0
+        if not count or manager.blocks_needed(match, positions) + kept_free > manager.num_free_blocks:
+            return False
+        allocated = manager.allocate(sequence.table, match, positions, resumed=is_resumed)
+        assert not isinstance(allocated, PoolExhausted), f"counted as fitting: {allocated}"
+        self._waiting.remove(sequence)
+        if not is_resumed:
+            sequence.note_admission(now_us)
+            sequence.num_cached_tokens = min(match.num_cached_tokens, ledger.prompt_len)
+        self.recomputed_positions += max(0, sequence.stranded_len - match.num_cached_tokens)
+        sequence.stranded_len = 0
+        sequence.admission = self._lifecycle.next_admission()
+        ledger.restart(match.num_cached_tokens)
+        replica.seat(sequence)
+        plan.add_prefill(sequence, count)
+        self._lifecycle.book.touch(sequence)
+        return True
+
+    def _chunk(self, num_remaining: int, replica: Replica, plan: StepPlan) -> int:
+        """How many of the positions still to be computed go into this step; 0: none, wait.
+
+        Without chunked prefill all or none, except where they can fit no step (a resumed sequence that has outgrown the budget).
+        """
+        config = self._config
+        if not config.enable_chunked_prefill and num_remaining <= replica.tokens_max:
+            return num_remaining if num_remaining <= plan.tokens_left else 0
+        count = min(num_remaining, plan.tokens_left)
+        threshold = config.long_prefill_token_threshold
+        return min(count, threshold) if threshold and config.enable_chunked_prefill else count
+
+    def _grow(self, replica: Replica, plan: StepPlan, sequence: Sequence, count: int) -> list[int] | None:
+        """New blocks for the next `count` positions; preempts until they are there. None: the sequence itself had to go."""
+        while True:
+            grown = replica.manager.append(sequence.table, sequence.ledger.scheduled_len + count)
+            if not isinstance(grown, PoolExhausted):
+                return grown
+            # Nobody who is in this step's batch: it would have to leave it again. The sequence itself is not in it yet.
+            victim = next(other for other in reversed(replica.running.values()) if other not in plan)
+            self._lifecycle.send_back(victim)
+            self.num_preemptions += 1
+            if victim is sequence:
+                return None
+
+
+def _is_decode(sequence: Sequence) -> bool:
+    return sequence.has_entered and sequence.ledger.num_remaining == 1

@@ -1,0 +1,94 @@
+"""The moves a sequence can make, each with everything that has to change with it: queue, slot, blocks, journal."""
+
+from services.scheduler.core.fleet import Fleet
+from services.scheduler.core.request_book import RequestBook
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence_status import SequenceStatus
+from services.scheduler.core.waiting_queue import WaitingQueue
+from tessera.values.finish import Finish
+
+
+class Lifecycle:
+    """All requests, the queue and the workers, kept in step."""
+
+    __slots__ = ("_num_admissions", "book", "fleet", "waiting")
+
+    def __init__(self) -> None:
+        self.book = RequestBook()
+        self.waiting = WaitingQueue()
+        self.fleet = Fleet()
+        self._num_admissions = 0
+
+    def next_admission(self) -> int:
+        """A number above those of all admissions so far."""
+        self._num_admissions += 1
+        return self._num_admissions
+
+    def begin(self, sequence: Sequence) -> None:
+        """A new or recovered sequence waits at the tail of the queue."""
+        self.book.add(sequence)
+        self.waiting.push(sequence)
+
+    def send_back(self, sequence: Sequence) -> None:
+        """A running sequence loses slot and blocks and waits at the head, tokens kept."""
+        self._vacate(sequence, None)
+        self.requeue(sequence)
+
+    def requeue(self, sequence: Sequence) -> None:
+        """A sequence whose slot and blocks are gone waits at the head, tokens kept."""
+        sequence.wait()
+        self.waiting.push_front(sequence)
+        self.book.touch(sequence)
+
+    def restart_from(self, sequence: Sequence, output_token_ids: tuple[int, ...]) -> None:
+        """A live sequence waits at the head with another output."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self.send_back(sequence)
+        self.waiting.remove(sequence)
+        sequence.restart_from(output_token_ids)
+        self.waiting.push_front(sequence)
+        self.book.touch(sequence)
+
+    def end(self, sequence: Sequence, finish: Finish, now_us: int) -> None:
+        """A live sequence takes its terminal mark and gives up what it has."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self._vacate(sequence, finish)
+        else:
+            self.waiting.remove(sequence)
+        sequence.end(finish, now_us)
+        self.book.ended(sequence)
+
+    def end_if_stopped(self, sequence: Sequence, checked: int, now_us: int) -> None:
+        """End a live sequence at the earliest stop after its first `checked` output tokens, if there is one."""
+        finish = sequence.first_stop(checked)
+        if finish is not None:
+            self.end(sequence, finish, now_us)
+
+    def apply_rules(self, now_us: int) -> None:
+        """The workers, or tokens taken from them, have changed: every live sequence gets its rules anew, and ends if they say so."""
+        for sequence in [sequence for sequence in self.book if sequence.finish is None]:
+            sequence.set_rules(self.fleet.rules(sequence.submission))
+            self.end_if_stopped(sequence, 0, now_us)
+
+    def check_integrity(self) -> None:
+        """Assert that queue, workers and requests tell one story."""
+        self.book.check_integrity()
+        for replica in self.fleet:
+            replica.check_integrity()
+        for sequence in self.book:
+            own = self.fleet.get(sequence.worker)
+            runs = own is not None and own.running.get(sequence.request_id) is sequence
+            assert runs == (sequence.status is SequenceStatus.RUNNING)
+            assert (sequence in self.waiting) == (sequence.status is SequenceStatus.WAITING)
+            if sequence.finish is not None:
+                assert sequence.output_len == sequence.finish.output_len
+            elif sequence.rules is not None:
+                assert sequence.ledger.num_tokens < sequence.tokens_max, "a request went on beyond its end"
+        assert self.waiting.num_tokens == sum(sequence.ledger.num_tokens for sequence in self.waiting)
+        num_running = sum(len(replica.running) for replica in self.fleet)
+        assert num_running + len(self.waiting) + self.book.num_finished == len(self.book)
+
+    def _vacate(self, sequence: Sequence, finish: Finish | None) -> None:
+        replica = self.fleet.get(sequence.worker)
+        assert replica is not None
+        replica.vacate(sequence, finish)

@@ -1,0 +1,233 @@
+"""One attached worker as the scheduler sees it: its pool, its slots, what runs on it and what is in flight."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from kv_manager.block_manager import BlockManager
+from kv_manager.block_table import BlockTable, HeldTable
+from kv_manager.published_block import PublishedBlock
+from services.scheduler.core.errors import BadOutput
+from services.scheduler.core.held_blocks import kv_namespace
+from services.scheduler.core.record import BlockDelta
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence_status import SequenceStatus
+from services.scheduler.core.step_plan import IssuedBatch, StepPlan
+from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput, SlotDrop
+from tessera.values.config import Config
+from tessera.values.finish import Finish
+from tessera.values.identity import Epoch
+from tessera.values.report import SlotReport, WorkerReport
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A live slot that no known request owns yet; its blocks are held for one that may come."""
+
+    slot: SlotReport
+    table: BlockTable
+
+
+class Replica:
+    """One worker between two attaches; every attach makes a new one from the worker's report (`adopt` before use).
+
+    `running` is in order of admission. A slot is free again as soon as its drop is queued: drops leave with the next batch, before
+    any entry. Blocks likewise: a worker executes batches in order, so whoever gets a block writes it after everybody before.
+    """
+
+    def __init__(self, name: str, report: WorkerReport, config: Config) -> None:
+        description = report.description
+        geometry, limits = description.geometry, description.limits
+        self.name = name
+        self.description = description
+        self.manager = BlockManager(
+            geometry.num_blocks, geometry.block_size, kv_namespace(description), config.enable_prefix_caching
+        )
+        self.tokens_max = min(config.max_num_batched_tokens, limits.max_num_batched_tokens)
+        self.running_max = min(config.max_num_seqs, limits.max_num_seqs, self.tokens_max)
+        self.batches_max = min(config.max_batches_in_flight, limits.max_batches_in_flight)
+        self.nonce = report.nonce
+        self.next_step = report.last_step + 1
+        self.applied_step = 0  # the highest step whose output was applied
+        self.durable_step = 0
+        self.is_attached = True
+        self.running: dict[bytes, Sequence] = {}
+        self.orphans: dict[bytes, Orphan] = {}
+        self.drops: list[SlotDrop] = []
+        self.in_flight: deque[IssuedBatch] = deque()
+        self.block_deltas: list[BlockDelta] = []
+        self._report = report
+        self._free_slots: list[int] = []
+
+    @property
+    def boot_id(self) -> bytes:
+        """The worker's process incarnation."""
+        return self.description.boot_id
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another sequence may run: below the limit, and with a slot that no orphan holds."""
+        return len(self.running) < self.running_max and bool(self._free_slots)
+
+    # -- taking over what the worker holds
+
+    def adopt(
+        self, held: list[tuple[Sequence, SlotReport]], orphans: Iterable[SlotReport], published: Iterable[PublishedBlock]
+    ) -> None:
+        """Go on with these sequences in their slots, hold the orphans', and give up every other reported slot's blocks.
+
+        `published` are the prefix-cache entries that hold. Drops for the other slots are the caller's.
+        """
+        for sequence, slot in held:
+            sequence.continue_in(slot, self.name)
+            self.running[sequence.request_id] = sequence
+            if not sequence.has_entered:
+                self._queue_drop(sequence, None)
+        self.orphans = {slot.request_id: Orphan(slot, BlockTable(slot.block_table.tolist())) for slot in orphans}
+        tables = [HeldTable(seq.table, seq.ledger.token_ids, seq.ledger.computed_len) for seq in self.running.values()]
+        tables += [HeldTable(orphan.table, orphan.slot.token_ids, orphan.slot.computed_len) for orphan in self.orphans.values()]
+        self.manager.adopt(tables, published, self._report.last_step)
+        self.manager.take_changes()  # the whole cache is told, below
+        self.block_deltas.append(BlockDelta(self.name, self.boot_id, self.manager.published(), ()))
+        taken = {slot.slot for _, slot in held} | {orphan.slot.slot for orphan in self.orphans.values()}
+        self._free_slots = [slot for slot in range(self.description.limits.max_num_seqs) if slot not in taken]
+        heapify(self._free_slots)
+
+    def succeed(self, earlier: "Replica") -> None:
+        """Go on counting where the same worker's replica stopped, and void what it has told of the prefix cache."""
+        self.block_deltas = [*earlier.take_block_deltas(), *self.block_deltas]
+        if earlier.boot_id != self.boot_id:
+            return  # the journal forgets an earlier boot by itself
+        self.next_step = max(self.next_step, earlier.next_step)
+        self.applied_step, self.durable_step = earlier.applied_step, earlier.durable_step
+        stale = tuple(entry.block_id for entry in earlier.manager.published())
+        self.block_deltas.insert(-1, BlockDelta(self.name, self.boot_id, (), stale))
+
+    def adopt_orphan(self, sequence: Sequence) -> None:
+        """The orphan's request has come: it goes on in its slot, as far as its ids agree (checked by the caller)."""
+        orphan = self.orphans.pop(sequence.request_id)
+        sequence.table = orphan.table
+        sequence.continue_in(orphan.slot, self.name)
+        self.running[sequence.request_id] = sequence
+        if not sequence.has_entered:
+            self._queue_drop(sequence, None)
+
+    def drop_orphan(self, request_id: bytes) -> None:
+        """Give up an orphan's slot and blocks."""
+        orphan = self.orphans.pop(request_id)
+        self.manager.free(orphan.table)
+        heappush(self._free_slots, orphan.slot.slot)
+        self.drop_reported(orphan.slot, None)
+
+    def drop_reported(self, slot: SlotReport, finish: Finish | None) -> None:
+        """Tell the worker to give up a slot that it reported and nobody goes on with."""
+        self.drops.append(SlotDrop(slot.slot, slot.request_id, slot.attempt, finish))
+
+    # -- sequences coming and going
+
+    def seat(self, sequence: Sequence) -> None:
+        """Give an admitted sequence, whose table is filled, a slot."""
+        sequence.run(self.name, heappop(self._free_slots))
+        self.running[sequence.request_id] = sequence
+
+    def vacate(self, sequence: Sequence, finish: Finish | None) -> None:
+        """Take slot and blocks from a sequence; `finish` None means that it will be back."""
+        assert sequence.slot is not None
+        del self.running[sequence.request_id]
+        self._queue_drop(sequence, finish)
+        heappush(self._free_slots, sequence.slot)
+        self.manager.free(sequence.table)
+
+    def lose(self) -> list[Sequence]:
+        """The worker is gone: take everything from its sequences, and return them in order of admission."""
+        self.is_attached = False
+        self.in_flight.clear()
+        lost = list(self.running.values())
+        for sequence in lost:
+            self.vacate(sequence, None)
+        self.drops.clear()  # the next report says what the worker still holds
+        return lost
+
+    def _queue_drop(self, sequence: Sequence, finish: Finish | None) -> None:
+        assert sequence.slot is not None
+        self.drops.append(SlotDrop(sequence.slot, sequence.request_id, sequence.attempt, finish))
+
+    # -- batches
+
+    def issue(self, plan: StepPlan, epoch: Epoch) -> ScheduledBatch:
+        """The plan as the next batch; it is in flight from now on."""
+        step_id = self.next_step
+        self.next_step += 1
+        self.in_flight.append(plan.issued(step_id))
+        drops, self.drops = tuple(self.drops), []
+        return ScheduledBatch(
+            epoch=epoch,
+            nonce=self.nonce,
+            step_id=step_id,
+            durable_step=self.durable_step,
+            entries=tuple(plan.entries),
+            drops=drops,
+            slots=np.array(plan.slots, np.int32),
+            num_scheduled_tokens=np.array(plan.counts, np.int32),
+            context_lens=np.array(plan.context_lens, np.int32),
+            new_block_counts=np.array(plan.new_block_counts, np.int32),
+            new_block_ids=np.array(plan.new_block_ids, np.int32),
+            num_decodes=plan.num_decodes,
+        )
+
+    def answered(self, output: ScheduledBatchOutput) -> IssuedBatch | None:
+        """The batch that `output` answers, no longer in flight; None for an answer to anything but the oldest one of this attach.
+
+        Raises BadOutput, changing nothing, where the columns do not fit the batch.
+        """
+        if output.nonce != self.nonce or not self.in_flight or output.step_id != self.in_flight[0].step_id:
+            return None
+        issued = self.in_flight[0]
+        failed = [error.row for error in output.row_errors]
+        expected = issued.samples
+        if failed:
+            if not all(0 <= row < len(expected) for row in failed):
+                raise BadOutput(f"step {output.step_id} has {len(expected)} rows, errors in rows {failed}")
+            expected = expected.copy()
+            expected[failed] = 0
+        if not np.array_equal(output.token_counts, expected) or len(output.token_ids) != expected.sum():
+            raise BadOutput(
+                f"step {output.step_id} must sample {expected.tolist()} tokens a row, got {output.token_counts.tolist()} "
+                f"with {len(output.token_ids)} ids"
+            )
+        self.applied_step = output.step_id
+        return self.in_flight.popleft()
+
+    def take_block_deltas(self) -> list[BlockDelta]:
+        """What changed in the prefix cache since the last call."""
+        deltas, self.block_deltas = self.block_deltas, []
+        changes = self.manager.take_changes()
+        if changes.published or changes.unpublished:
+            deltas.append(BlockDelta(self.name, self.boot_id, changes.published, changes.unpublished))
+        return deltas
+
+    def check_integrity(self) -> None:
+        """Assert that sequences, slots, blocks and batches in flight tell one story."""
+        tables = [sequence.table for sequence in self.running.values()] + [orphan.table for orphan in self.orphans.values()]
+        self.manager.check_integrity(tables)
+        taken = [orphan.slot.slot for orphan in self.orphans.values()] + self._free_slots
+        for sequence in self.running.values():
+            assert sequence.slot is not None
+            taken.append(sequence.slot)
+        assert sorted(taken) == list(range(self.description.limits.max_num_seqs)), "a slot is lost or taken twice"
+        flying: dict[bytes, int] = dict.fromkeys(self.running, 0)
+        for batch in self.in_flight:
+            for sequence, attempt, count in zip(batch.sequences, batch.attempts, batch.counts, strict=True):
+                if self.running.get(sequence.request_id) is sequence and sequence.attempt == attempt:
+                    flying[sequence.request_id] += count
+        for request_id, sequence in self.running.items():
+            ledger, size = sequence.ledger, self.manager.block_size
+            assert sequence.status is SequenceStatus.RUNNING and sequence.worker == self.name
+            assert ledger.positions_in_flight == flying[request_id], "positions in flight are not those of the batches"
+            assert ledger.computed_len < ledger.num_tokens
+            assert len(sequence.table.block_ids) * size >= ledger.scheduled_len, "a table is too short"
+            if self.manager.enable_prefix_caching:
+                assert sequence.table.num_published <= ledger.computed_len // size

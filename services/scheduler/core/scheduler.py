@@ -1,0 +1,298 @@
+"""The scheduler: owns every request, decides what each worker computes next, and says what the journal has to learn.
+
+Synchronous, without clock or I/O: the shell calls it from one event loop and passes the time as integer microseconds.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from services.scheduler.core.admission import (
+    RETRY_AFTER_MS,
+    Admitted,
+    Known,
+    RefusalReason,
+    Refused,
+    Unknown,
+    too_long,
+)
+from services.scheduler.core.batcher import Batcher
+from services.scheduler.core.changes import Changes
+from services.scheduler.core.lifecycle import Lifecycle
+from services.scheduler.core.record import Arrival
+from services.scheduler.core.recovered import Recovered
+from services.scheduler.core.replica import Replica
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.stop_rules import stop_string_wins
+from services.scheduler.core.takeover import adopt_orphans, attach, new_ledger, restore
+from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
+from tessera.values.config import Config
+from tessera.values.finish import Finish, FinishReason
+from tessera.values.identity import Epoch
+from tessera.values.report import WorkerReport
+from tessera.values.request import Submission
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much there is to do, and how much room."""
+
+    num_running: int
+    num_waiting: int
+    num_finished: int  # still readable
+    num_free_blocks: int  # over all workers
+    num_blocks: int
+    num_preemptions: int  # since the start
+    recomputed_positions: int  # since the start; a takeover lost their KV though a reachable worker held it
+
+
+class Scheduler:
+    """One leader's term. Requests come in by `submit`, tokens by `schedule` and `postprocess`, per worker and by its name."""
+
+    def __init__(self, config: Config, epoch: Epoch) -> None:
+        self._config = config
+        self._epoch = epoch
+        self._lifecycle = Lifecycle()
+        self._book, self._waiting = self._lifecycle.book, self._lifecycle.waiting
+        self._fleet = self._lifecycle.fleet
+        self._batcher = Batcher(config, self._lifecycle)
+        self._num_arrivals = 0
+
+    # -- requests
+
+    def submit(
+        self, submission: Submission, subscriber: int, received: tuple[int, ...], now_us: int
+    ) -> Admitted | Known | Refused:
+        """Take in a request, or go on with one that is known; idempotent on its id.
+
+        `received` are output tokens that its client or gateway holds already: a request unknown here goes on behind them, in the
+        slot of an orphan of this id where the ids agree over what that has computed.
+        """
+        request_id = submission.request_id
+        known = self._book.get(request_id)
+        if known is not None:
+            if known.submission.principal != submission.principal:
+                return Refused(RefusalReason.ALREADY_EXISTS, "the request id is taken")
+            self.claim(request_id, subscriber, received, now_us)
+            return Known(request_id, known.subscriber)
+        named = self._book.live_with_client_id(submission.principal, submission.client_request_id)
+        if named is not None:
+            if _same_body(named.submission, submission):
+                return Known(named.request_id, named.subscriber)
+            return Refused(RefusalReason.ALREADY_EXISTS, f"{submission.client_request_id!r} lives with another body")
+        is_resume = bool(received) or any(request_id in replica.orphans for replica in self._fleet)
+        refused = self._refusal(submission, is_resume)
+        if refused is not None:
+            return refused
+        self._num_arrivals += 1
+        arrival = Arrival(self._epoch.number, self._num_arrivals)
+        sequence = Sequence(submission, arrival, now_us, new_ledger(submission, received), subscriber)
+        sequence.set_rules(self._fleet.rules(submission))
+        self._lifecycle.begin(sequence)
+        adopt_orphans(self._lifecycle, sequence)
+        self._lifecycle.end_if_stopped(sequence, 0, now_us)
+        return Admitted(request_id)
+
+    def claim(self, request_id: bytes, subscriber: int, received: tuple[int, ...], now_us: int) -> Known | Unknown:
+        """A subscriber wants a request's output from now on; the highest number wins, a lower one changes nothing.
+
+        Tokens it received are promised: where they go beyond the committed ones or contradict them, they replace them, and the
+        request starts again behind them.
+        """
+        sequence = self._book.get(request_id)
+        if sequence is None:
+            return Unknown(request_id)
+        if subscriber < sequence.subscriber:
+            return Known(request_id, sequence.subscriber)
+        if subscriber > sequence.subscriber:
+            sequence.subscriber = subscriber
+            self._book.touch(sequence)
+        if sequence.finish is None and sequence.output_token_ids()[: len(received)] != received:
+            self._lifecycle.restart_from(sequence, received)
+            self._lifecycle.end_if_stopped(sequence, 0, now_us)
+        return Known(request_id, subscriber)
+
+    def abort(self, request_id: bytes, now_us: int) -> None:
+        """End a request wherever it is, with its tokens so far. Finished and unknown ones stay as they are."""
+        sequence = self._book.get(request_id)
+        if sequence is not None and sequence.finish is None:
+            self._lifecycle.end(sequence, Finish(FinishReason.ABORTED, sequence.output_len), now_us)
+
+    def stop_found(self, request_id: bytes, output_len: int, stop_string: str, now_us: int) -> None:
+        """A gateway found a stop string, completed by the last of the first `output_len` output tokens: the earliest end wins.
+
+        Nothing changes for an unknown request, a length that it has not reached, or a finish that `stop_string_wins` keeps.
+        """
+        sequence = self._book.get(request_id)
+        if sequence is None or not 0 < output_len <= sequence.output_len:
+            return
+        finish = Finish(FinishReason.STOP_STRING, output_len, stop_string=stop_string)
+        if sequence.finish is None:
+            self._lifecycle.end(sequence, finish, now_us)
+        elif stop_string_wins(output_len, sequence.finish):
+            sequence.end_earlier(finish)
+            self._book.touch(sequence)
+
+    def forget_finished(self, now_us: int) -> None:
+        """Drop finished requests that nobody can read any more (`result_retention_ms`)."""
+        self._book.forget_finished(now_us - 1000 * self._config.result_retention_ms)
+
+    # -- workers
+
+    def attach_worker(self, name: str, report: WorkerReport, now_us: int) -> None:
+        """Go on from what a worker holds: at its first attach, at a later one of the same boot, or after a restart.
+
+        Sequences whose slots are reported go on in them, with the longer output; the worker's others wait. Batches in flight are void.
+        Raises ModelMismatch, changing nothing.
+        """
+        attach(self._lifecycle, self._config, name, report, now_us)
+        self._lifecycle.apply_rules(now_us)
+
+    def lose_worker(self, name: str) -> None:
+        """A worker is gone: its sequences wait, with their tokens. An attach of the same boot can still find their KV."""
+        replica = self._fleet.get(name)
+        if replica is not None:
+            for sequence in reversed(replica.lose()):
+                self._lifecycle.requeue(sequence)
+
+    def schedule(self, name: str, now_us: int) -> ScheduledBatch | None:
+        """The next batch for a worker; None while it is not attached, has enough in flight, or has nothing to do.
+
+        A batch without rows only drops slots.
+        """
+        replica = self._fleet.get(name)
+        if replica is None or not replica.is_attached or len(replica.in_flight) >= replica.batches_max:
+            return None
+        plan = self._batcher.plan(replica, now_us)
+        if not plan.sequences and not replica.drops:
+            return None
+        return replica.issue(plan, self._epoch)
+
+    def postprocess(self, name: str, output: ScheduledBatchOutput, now_us: int) -> None:
+        """Commit what a batch sampled: tokens, computed blocks, stops.
+
+        An output of another epoch, attach or step is a no-op, and so is a row whose sequence has moved on. Raises BadOutput, changing
+        nothing, for columns that do not fit the batch.
+        """
+        replica = self._fleet.get(name)
+        issued = replica.answered(output) if replica is not None and output.epoch == self._epoch else None
+        if replica is None or issued is None:
+            return
+        errors = {error.row: error.message for error in output.row_errors}
+        token_ids = iter(output.token_ids.tolist())
+        rows = zip(issued.sequences, issued.attempts, issued.counts, output.token_counts.tolist(), strict=True)
+        for row, (sequence, attempt, count, num_sampled) in enumerate(rows):
+            sampled = (next(token_ids),) if num_sampled else ()
+            if sequence.attempt != attempt or sequence.worker != name:
+                continue
+            if row in errors:
+                finish = Finish(FinishReason.ERROR, sequence.output_len, message=errors[row])
+                self._lifecycle.end(sequence, finish, now_us)
+            else:
+                self._commit(replica, sequence, count, sampled, now_us)
+
+    def set_durable_step(self, name: str, boot_id: bytes, step_id: int) -> None:
+        """The journal has what outputs of this boot up to `step_id` changed: the worker may forget slots dropped until then."""
+        replica = self._fleet.get(name)
+        if replica is not None and replica.boot_id == boot_id:
+            replica.durable_step = max(replica.durable_step, step_id)
+
+    # -- recovery
+
+    def restore(self, recovered: Recovered, reports: dict[str, WorkerReport], now_us: int) -> None:
+        """Start from a join; only for a scheduler that has seen nothing yet. The first changes taken tell everything anew."""
+        assert not len(self._book) and not list(self._fleet), "only a new scheduler restores"
+        restore(self._lifecycle, self._config, recovered, reports, now_us)
+        self._lifecycle.apply_rules(now_us)
+
+    def expire_orphans(self) -> None:
+        """The grace has ended: give up the slots that no request has claimed."""
+        for replica in self._fleet:
+            for request_id in list(replica.orphans):
+                replica.drop_orphan(request_id)
+
+    # -- reading
+
+    def request(self, request_id: bytes) -> Sequence | None:
+        """A request that is live or can still be read; not to be changed."""
+        return self._book.get(request_id)
+
+    def requests(self) -> Iterator[Sequence]:
+        """All of them."""
+        return iter(self._book)
+
+    def replica(self, name: str) -> Replica | None:
+        """What is known of a worker; not to be changed."""
+        return self._fleet.get(name)
+
+    @property
+    def request_len_max(self) -> int | None:
+        """The longest request, prompt and output in tokens, that can run here; None before the first attach."""
+        return self._fleet.request_len_max
+
+    def load(self) -> Load:
+        """Present counts."""
+        return Load(
+            num_running=sum(len(replica.running) for replica in self._fleet),
+            num_waiting=len(self._waiting),
+            num_finished=self._book.num_finished,
+            num_free_blocks=sum(replica.manager.num_free_blocks for replica in self._fleet),
+            num_blocks=sum(replica.manager.num_blocks for replica in self._fleet),
+            num_preemptions=self._batcher.num_preemptions,
+            recomputed_positions=self._batcher.recomputed_positions,
+        )
+
+    def take_changes(self) -> Changes | None:
+        """What the journal has to learn since the last call; None when that is nothing."""
+        requests, decoded, forgotten = self._book.take_changes()
+        blocks = tuple(delta for replica in self._fleet for delta in replica.take_block_deltas())
+        if not (requests or decoded or blocks or forgotten):
+            return None
+        return Changes(requests, blocks, forgotten, decoded)
+
+    def check_integrity(self) -> None:
+        """Assert that all parts tell one story. Costs a pass over everything: for tests, and when idle."""
+        self._lifecycle.check_integrity()
+
+    # -- inside
+
+    def _refusal(self, submission: Submission, is_resume: bool) -> Refused | None:
+        """Why a new request cannot come in. The queue's limits do not hold for one that had begun: nothing in flight is lost."""
+        len_max, step_tokens_max = self._fleet.request_len_max, self._fleet.step_tokens_max
+        if len_max is None or step_tokens_max is None:
+            return Refused(RefusalReason.NO_WORKER, "no model worker has been attached yet", RETRY_AFTER_MS)
+        prompt_len = len(submission.prompt_token_ids)
+        refused = too_long(prompt_len, len_max, None if self._config.enable_chunked_prefill else step_tokens_max)
+        if refused is not None or is_resume:
+            return refused
+        count, count_max = len(self._waiting), self._config.max_queued_requests
+        if count >= count_max:
+            return Refused(RefusalReason.OVERLOADED, f"{count} requests are queued, at most {count_max} may be", RETRY_AFTER_MS)
+        tokens, tokens_max = self._waiting.num_tokens, self._config.max_queued_tokens
+        if count and tokens + prompt_len > tokens_max:
+            message = f"{tokens} tokens are queued, with these {prompt_len} they would be more than {tokens_max}"
+            return Refused(RefusalReason.OVERLOADED, message, RETRY_AFTER_MS)
+        return None
+
+    def _commit(self, replica: Replica, sequence: Sequence, count: int, sampled: tuple[int, ...], now_us: int) -> None:
+        """Apply one row: `count` positions are computed, and at most one token is sampled."""
+        ledger, table, manager = sequence.ledger, sequence.table, replica.manager
+        ledger.commit(count, sampled)
+        if ledger.computed_len // manager.block_size > table.num_published:
+            manager.publish(table, ledger.token_ids, ledger.computed_len, replica.applied_step)
+        if not sampled:
+            return
+        if sequence.timings.ttft_us:
+            self._book.decoded(sequence)
+        else:
+            sequence.note_tokens(now_us)
+            self._book.touch(sequence)
+        self._lifecycle.end_if_stopped(sequence, sequence.output_len - 1, now_us)
+
+
+def _same_body(one: Submission, other: Submission) -> bool:
+    """Whether a client asked for the same again. Seeds may differ: a gateway draws one for every try of a client that gives none."""
+    return (
+        one.prompt_token_ids.tolist() == other.prompt_token_ids.tolist()
+        and replace(one.sampling, seed=0) == replace(other.sampling, seed=0)
+        and one.detokenize == other.detokenize
+    )

@@ -1,0 +1,144 @@
+"""Going on from what a worker holds: at an attach, and at the start of a term."""
+
+from collections.abc import Iterable
+
+from services.scheduler.core.held_blocks import held_blocks
+from services.scheduler.core.ledger import Ledger
+from services.scheduler.core.lifecycle import Lifecycle
+from services.scheduler.core.recovered import Recovered, RecoveredRequest
+from services.scheduler.core.replica import Replica
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence_status import SequenceStatus
+from tessera.values.batch import SlotDrop
+from tessera.values.config import Config
+from tessera.values.report import SlotReport, WorkerReport
+from tessera.values.request import Submission
+
+
+def new_ledger(submission: Submission, output_token_ids: tuple[int, ...]) -> Ledger:
+    """Committed tokens of a request, nothing computed."""
+    return Ledger(len(submission.prompt_token_ids), submission.prompt_token_ids.tolist() + list(output_token_ids))
+
+
+def attach(lifecycle: Lifecycle, config: Config, name: str, report: WorkerReport, now_us: int) -> None:
+    """Put a replica made from `report` in the place of the worker's earlier one, if there is one.
+
+    A live sequence whose slot is reported goes on in it: one that runs on this worker, and one that waits (its worker was thought lost,
+    or it was preempted in a batch that the worker never started). All others of this worker wait. Prefix-cache entries are kept
+    as far as they hold, and so are orphans.
+    """
+    lifecycle.fleet.check_model(name, report.description)
+    earlier = lifecycle.fleet.get(name)
+    replica = Replica(name, report, config)
+    slots = _slots_to_go_on_in(lifecycle, name, report)
+    orphans: list[SlotReport] = []
+    for slot in report.slots:
+        if slots.get(slot.request_id) is slot:
+            continue
+        known = lifecycle.book.get(slot.request_id)
+        if known is None and earlier is not None and slot.request_id in earlier.orphans:
+            orphans.append(slot)
+        else:
+            replica.drop_reported(slot, known.finish if known is not None else None)
+    recorded = earlier.manager.published() if earlier is not None and earlier.boot_id == replica.boot_id else ()
+    if earlier is not None:
+        for sequence in reversed(earlier.lose()):
+            lifecycle.requeue(sequence)
+    held = []
+    for request_id, slot in slots.items():
+        waiting = lifecycle.book.get(request_id)
+        assert waiting is not None
+        lifecycle.waiting.remove(waiting)
+        lifecycle.book.touch(waiting)
+        held.append((waiting, slot))
+    held.sort(key=lambda pair: pair[0].admission)
+    replica.adopt(held, orphans, held_blocks(report, recorded))
+    if earlier is not None:
+        replica.succeed(earlier)
+    lifecycle.fleet.put(replica)
+    for sequence, _ in held:
+        if sequence.output_len:
+            sequence.note_tokens(now_us)
+
+
+def _slots_to_go_on_in(lifecycle: Lifecycle, name: str, report: WorkerReport) -> dict[bytes, SlotReport]:
+    """Per request the reported slot with the highest attempt, where that is not behind and its KV is the request's own."""
+    chosen: dict[bytes, SlotReport] = {}
+    for slot in sorted(report.slots, key=lambda slot: slot.attempt):
+        sequence = lifecycle.book.get(slot.request_id)
+        if (
+            sequence is not None
+            and sequence.finish is None
+            and sequence.worker in ("", name)
+            and slot.attempt >= sequence.attempt
+            and sequence.agrees_with(slot)
+        ):
+            chosen[slot.request_id] = slot
+    return chosen
+
+
+def restore(lifecycle: Lifecycle, config: Config, recovered: Recovered, reports: dict[str, WorkerReport], now_us: int) -> None:
+    """Fill an unused scheduler with what a join yielded; `reports` are those of the workers it names."""
+    for worker in recovered.workers:
+        lifecycle.fleet.check_model(worker.worker, reports[worker.worker].description)
+    replicas = {worker.worker: Replica(worker.worker, reports[worker.worker], config) for worker in recovered.workers}
+    held: dict[str, list[tuple[Sequence, SlotReport]]] = {name: [] for name in replicas}
+    for item in sorted(recovered.requests, key=lambda item: item.arrival):
+        sequence = _recovered_sequence(item, now_us)
+        if item.finish is not None:
+            lifecycle.begin(sequence)
+            lifecycle.end(sequence, item.finish, now_us)
+            sequence.timings = item.timings
+        elif item.adoption is not None and sequence.agrees_with(item.adoption.slot):
+            lifecycle.book.add(sequence)
+            sequence.admission = lifecycle.next_admission()
+            held[item.adoption.worker].append((sequence, item.adoption.slot))
+        else:
+            lifecycle.begin(sequence)
+            sequence.stranded_len = _held_len(sequence, reports.values())
+            if item.adoption is not None:
+                replicas[item.adoption.worker].drop_reported(item.adoption.slot, None)
+    for drop in recovered.drops:
+        replicas[drop.worker].drops.append(SlotDrop(drop.slot, drop.request_id, drop.attempt, drop.finish))
+    for worker in recovered.workers:
+        replica = replicas[worker.worker]
+        orphans = [orphan.slot for orphan in recovered.orphans if orphan.worker == replica.name]
+        replica.adopt(held[replica.name], orphans, worker.published)
+        replica.next_step = max(replica.next_step, worker.next_step)
+        lifecycle.fleet.put(replica)
+
+
+def adopt_orphans(lifecycle: Lifecycle, sequence: Sequence) -> None:
+    """A waiting sequence goes on in the orphaned slot of its id with the highest attempt that agrees; the others are given up."""
+    owners = [replica for replica in lifecycle.fleet if sequence.request_id in replica.orphans]
+    owners.sort(key=lambda replica: replica.orphans[sequence.request_id].slot.attempt, reverse=True)
+    for replica in owners:
+        slot = replica.orphans[sequence.request_id].slot
+        if sequence.status is SequenceStatus.WAITING and sequence.agrees_with(slot):
+            lifecycle.waiting.remove(sequence)
+            sequence.admission = lifecycle.next_admission()
+            replica.adopt_orphan(sequence)
+        else:
+            sequence.attempt = max(sequence.attempt, slot.attempt)
+            replica.drop_orphan(sequence.request_id)
+
+
+def _recovered_sequence(item: RecoveredRequest, now_us: int) -> Sequence:
+    """A waiting sequence; its clock goes on from the durations known, since clocks of two processes cannot be compared."""
+    timings = item.timings
+    return Sequence(
+        submission=item.submission,
+        arrival=item.arrival,
+        arrived_us=now_us - max(timings.queue_us, timings.ttft_us),
+        ledger=new_ledger(item.submission, item.output_token_ids),
+        subscriber=item.subscriber,
+        attempt=item.attempt,
+        num_cached_tokens=item.num_cached_tokens,
+        timings=timings,
+    )
+
+
+def _held_len(sequence: Sequence, reports: Iterable[WorkerReport]) -> int:
+    """The most positions of a sequence that a live slot of any worker holds."""
+    own = (slot for report in reports for slot in report.slots if slot.request_id == sequence.request_id)
+    return max((slot.computed_len for slot in own if sequence.agrees_with(slot)), default=0)
