@@ -1,0 +1,132 @@
+"""Whether a batch fits what a worker holds, decided before anything changes. Raises BatchRefused, naming the first thing wrong."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from model_worker.batch_refused import BatchRefused
+from model_worker.slot_table import SlotTable
+from tessera.values.batch import ScheduledBatch, SlotEntry
+from tessera.values.model import WorkerDescription
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Columns:
+    """The slot columns as they will be when the rows run: after drops and entries, before the rows' new blocks."""
+
+    held: np.ndarray
+    num_ids: np.ndarray
+    computed_lens: np.ndarray
+    table_lens: np.ndarray
+
+
+def check_batch(batch: ScheduledBatch, slots: SlotTable, worker: WorkerDescription, last_step: int) -> None:
+    """Refuse a batch beyond limits, out of order, or at odds with the slots. `last_step` is the highest step executed so far."""
+
+    def refuse(reason: str) -> NoReturn:
+        raise BatchRefused(batch.step_id, reason)
+
+    if batch.step_id <= last_step:
+        refuse(f"step_id {batch.step_id} is not above {last_step}, the last one executed")
+    rows, tokens = batch.num_rows, int(batch.num_scheduled_tokens.sum(dtype=np.int64))
+    if rows > worker.limits.max_num_seqs:
+        refuse(f"{rows} rows, max_num_seqs is {worker.limits.max_num_seqs}")
+    if tokens > worker.limits.max_num_batched_tokens:
+        refuse(f"{tokens} positions, max_num_batched_tokens is {worker.limits.max_num_batched_tokens}")
+    columns = _Columns(slots.held.copy(), slots.num_ids.copy(), slots.computed_lens.copy(), slots.table_lens.copy())
+    for drop in batch.drops:
+        if drop.slot >= slots.num_slots:
+            refuse(f"drop of slot {drop.slot}, the worker has {slots.num_slots}")
+        if slots.holds(drop.slot, drop.request_id, drop.attempt):
+            columns.held[drop.slot] = False
+    failed = {slot for slot in slots.failures if columns.held[slot]}
+    for entry in batch.entries:
+        problem = _entry_problem(entry, columns, slots, worker)
+        if problem:
+            refuse(f"entry into slot {entry.slot}: {problem}")
+        columns.held[entry.slot] = True
+        columns.num_ids[entry.slot] = len(entry.token_ids)
+        columns.computed_lens[entry.slot] = entry.num_cached_tokens
+        columns.table_lens[entry.slot] = len(entry.block_table)
+    if rows:
+        _check_rows(batch, columns, slots, worker, refuse)
+        alive = ~np.isin(batch.slots, list(failed)) if failed else np.ones(rows, dtype=np.bool_)
+        _check_positions(batch, alive, columns, worker, refuse)
+
+
+def _entry_problem(entry: SlotEntry, columns: _Columns, slots: SlotTable, worker: WorkerDescription) -> str:
+    """What is wrong with an entry; empty when nothing is."""
+    num_ids, num_blocks = len(entry.token_ids), worker.geometry.num_blocks
+    if entry.slot >= slots.num_slots:
+        return f"the worker has {slots.num_slots} slots"
+    if columns.held[entry.slot]:
+        return "the slot is held"
+    if not 1 <= entry.prompt_len <= num_ids:
+        return f"prompt_len {entry.prompt_len} with {num_ids} token ids"
+    if num_ids > worker.model.max_model_len:
+        return f"{num_ids} token ids, max_model_len is {worker.model.max_model_len}"
+    if entry.token_ids.min() < 0 or entry.token_ids.max() >= worker.model.vocab_size:
+        return f"a token id outside the vocabulary of {worker.model.vocab_size}"
+    if entry.num_cached_tokens >= num_ids:
+        return f"num_cached_tokens {entry.num_cached_tokens} leaves nothing of {num_ids} token ids to compute"
+    if len(entry.block_table) > slots.block_tables.shape[1]:
+        return f"{len(entry.block_table)} blocks, a sequence has at most {slots.block_tables.shape[1]}"
+    if len(entry.block_table) * worker.geometry.block_size < entry.num_cached_tokens:
+        return f"{len(entry.block_table)} blocks do not cover {entry.num_cached_tokens} cached tokens"
+    if len(entry.block_table) and not 0 <= entry.block_table.min() <= entry.block_table.max() < num_blocks:
+        return f"a block id outside the pool of {num_blocks} blocks"
+    return ""
+
+
+def _check_rows(
+    batch: ScheduledBatch, columns: _Columns, slots: SlotTable, worker: WorkerDescription, refuse: Callable[[str], NoReturn]
+) -> None:
+    """Slots that exist, are held and come once; blocks of the pool; decodes of one position."""
+    if batch.slots.min() < 0 or batch.slots.max() >= slots.num_slots:
+        refuse(f"a row's slot is not among the {slots.num_slots} of the worker")
+    if not (held := columns.held[batch.slots]).all():
+        refuse(f"row {_first(~held)} names slot {batch.slots[_first(~held)]}, which is free")
+    if np.bincount(batch.slots).max() > 1:
+        refuse(f"slot {np.bincount(batch.slots).argmax()} has two rows")
+    if batch.num_scheduled_tokens.min() < 1:
+        refuse(f"row {batch.num_scheduled_tokens.argmin()} computes {batch.num_scheduled_tokens.min()} positions")
+    if batch.num_decodes and batch.num_scheduled_tokens[: batch.num_decodes].max() > 1:
+        refuse(f"row {batch.num_scheduled_tokens[: batch.num_decodes].argmax()} is a decode of more than one position")
+    if (
+        len(batch.new_block_ids)
+        and not 0 <= batch.new_block_ids.min() <= batch.new_block_ids.max() < worker.geometry.num_blocks
+    ):
+        refuse(f"a new block id outside the pool of {worker.geometry.num_blocks} blocks")
+    if len(np.unique(batch.new_block_ids)) < len(batch.new_block_ids):
+        refuse("a new block is given away twice")
+    table_lens = columns.table_lens[batch.slots] + batch.new_block_counts
+    if table_lens.max() > slots.block_tables.shape[1]:
+        refuse(f"row {table_lens.argmax()} has {table_lens.max()} blocks, at most {slots.block_tables.shape[1]} are possible")
+
+
+def _check_positions(
+    batch: ScheduledBatch, alive: np.ndarray, columns: _Columns, worker: WorkerDescription, refuse: Callable[[str], NoReturn]
+) -> None:
+    """Rows (those of slots that have not failed) start where their KV ends, and stay within ids, blocks and model."""
+    context_lens = batch.context_lens.astype(np.int64)
+    starts, computed = context_lens - batch.num_scheduled_tokens, columns.computed_lens[batch.slots]
+    if (wrong := alive & (starts != computed)).any():
+        row = _first(wrong)
+        refuse(f"row {row} starts at {starts[row]}, but slot {batch.slots[row]} has computed {computed[row]}")
+    known = columns.num_ids[batch.slots]
+    if (wrong := alive & (context_lens > known)).any():
+        row = _first(wrong)
+        refuse(f"row {row} has context_len {context_lens[row]}, but slot {batch.slots[row]} holds {known[row]} token ids")
+    if (wrong := alive & (context_lens > worker.model.max_model_len)).any():
+        row = _first(wrong)
+        refuse(f"row {row} has context_len {context_lens[row]}, max_model_len is {worker.model.max_model_len}")
+    covered = (columns.table_lens[batch.slots] + batch.new_block_counts) * worker.geometry.block_size
+    if (wrong := alive & (context_lens > covered)).any():
+        row = _first(wrong)
+        refuse(f"row {row} has context_len {context_lens[row]}, but its blocks cover {covered[row]}")
+
+
+def _first(mask: np.ndarray) -> int:
+    return int(mask.argmax())

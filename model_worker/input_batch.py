@@ -1,0 +1,52 @@
+"""From slots and rows to the flat tensors of one forward pass."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from model_worker.batch import Batch
+from model_worker.slot_table import SlotTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows of one forward pass, decodes first; int64 `[R]` each. `samples` (bool): the row's last position gives a token."""
+
+    slots: np.ndarray
+    num_scheduled_tokens: np.ndarray
+    context_lens: np.ndarray
+    samples: np.ndarray
+    num_decodes: int
+
+    def only(self, row: int) -> "Rows":
+        """One row by itself."""
+        one = slice(row, row + 1)
+        return Rows(
+            slots=self.slots[one],
+            num_scheduled_tokens=self.num_scheduled_tokens[one],
+            context_lens=self.context_lens[one],
+            samples=self.samples[one],
+            num_decodes=int(row < self.num_decodes),
+        )
+
+
+def build_batch(rows: Rows, slots: SlotTable, block_size: int) -> Batch:
+    """The batch that computes `rows`, with the logits of every row's last position; its tensors are new. R >= 1."""
+    counts, context_lens = rows.num_scheduled_tokens, rows.context_lens
+    ends = np.cumsum(counts)
+    row_of = np.repeat(np.arange(len(counts)), counts)
+    positions = np.arange(ends[-1]) + (context_lens - ends)[row_of]
+    slot_of = rows.slots[row_of]
+    block_ids = slots.block_tables[slot_of, positions // block_size].astype(np.int64)
+    blocks_max = -(-int(context_lens.max()) // block_size)
+    return Batch(
+        input_ids=torch.from_numpy(slots.token_ids[slot_of, positions].astype(np.int64)),
+        positions=torch.from_numpy(positions),
+        slot_mapping=torch.from_numpy(block_ids * block_size + positions % block_size),
+        cu_seqlens_q=torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)),
+        context_lens=torch.from_numpy(context_lens.astype(np.int32)),
+        block_tables=torch.from_numpy(slots.block_tables[rows.slots, :blocks_max]),
+        num_decodes=rows.num_decodes,
+        logits_rows=torch.from_numpy(ends - 1),
+    )

@@ -1,0 +1,118 @@
+"""What a worker knows of the sequences it holds: one slot each, kept as columns so that a decode step is a few array operations."""
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from tessera.values.batch import SlotDrop, SlotEntry
+from tessera.values.report import DroppedSlot, SlotReport
+from tessera.values.sampling import SamplingParams
+
+DROPPED_SLOTS_MAX = 4096
+"""Dropped slots kept for recovery while the journal lags; beyond it the oldest are forgotten, and their KV can only be computed again."""
+
+
+class SlotTable:
+    """Live and dropped slots. Methods assume a checked batch (`model_worker.batch_check`).
+
+    Columns are indexed by slot, int64 unless said: `held` (bool), `attempts`, `prompt_lens`, `num_ids` (token ids known: prompt and
+    outputs), `computed_lens` (positions with valid KV), `table_lens` (blocks owned), `token_ids` int32 `[num_slots, max_model_len + 1]`,
+    `block_tables` int32 `[num_slots, blocks_max]`. `failures` says why a slot has ended for good: it takes part in no step until it is
+    dropped. Readers do not write to the columns.
+    """
+
+    def __init__(self, num_slots: int, max_model_len: int, block_size: int) -> None:
+        blocks_max = -(-(max_model_len + 1) // block_size)
+        self.num_slots = num_slots
+        self.held = np.zeros(num_slots, dtype=np.bool_)
+        self.attempts = np.zeros(num_slots, dtype=np.int64)
+        self.prompt_lens = np.zeros(num_slots, dtype=np.int64)
+        self.num_ids = np.zeros(num_slots, dtype=np.int64)
+        self.computed_lens = np.zeros(num_slots, dtype=np.int64)
+        self.table_lens = np.zeros(num_slots, dtype=np.int64)
+        # Reserved, not resident, until written.
+        self.token_ids = np.zeros((num_slots, max_model_len + 1), dtype=np.int32)
+        self.block_tables = np.zeros((num_slots, blocks_max), dtype=np.int32)
+        self.sampling: dict[int, SamplingParams] = {}
+        self.failures: dict[int, str] = {}
+        self._request_ids: dict[int, bytes] = {}
+        self._dropped: deque[DroppedSlot] = deque(maxlen=DROPPED_SLOTS_MAX)
+
+    def holds(self, slot: int, request_id: bytes, attempt: int) -> bool:
+        """Whether `slot` is held by this attempt of this request."""
+        return self._request_ids.get(slot) == request_id and int(self.attempts[slot]) == attempt
+
+    def forget_dropped(self, durable_step: int) -> None:
+        """Let go of the slots dropped in steps up to `durable_step`."""
+        while self._dropped and self._dropped[0].drop_step <= durable_step:
+            self._dropped.popleft()
+
+    def drop(self, drop: SlotDrop, step_id: int) -> None:
+        """Give up a slot in `step_id`; nothing happens unless it is still held by the attempt that the drop names."""
+        if not self.holds(drop.slot, drop.request_id, drop.attempt):
+            return
+        report = self._report(drop.slot)
+        self._dropped.append(
+            DroppedSlot(
+                request_id=report.request_id,
+                attempt=report.attempt,
+                prompt_len=report.prompt_len,
+                token_ids=report.token_ids,
+                block_table=report.block_table,
+                computed_len=report.computed_len,
+                finish=drop.finish,
+                drop_step=step_id,
+            )
+        )
+        self.held[drop.slot] = False
+        del self._request_ids[drop.slot], self.sampling[drop.slot]
+        self.failures.pop(drop.slot, None)
+
+    def enter(self, entry: SlotEntry) -> None:
+        """Put a sequence into a free slot."""
+        slot = entry.slot
+        assert not self.held[slot]
+        self.held[slot] = True
+        self.attempts[slot] = entry.attempt
+        self.prompt_lens[slot] = entry.prompt_len
+        self.num_ids[slot] = len(entry.token_ids)
+        self.computed_lens[slot] = entry.num_cached_tokens
+        self.table_lens[slot] = len(entry.block_table)
+        self.token_ids[slot, : len(entry.token_ids)] = entry.token_ids
+        self.block_tables[slot, : len(entry.block_table)] = entry.block_table
+        self._request_ids[slot] = entry.request_id
+        self.sampling[slot] = entry.sampling
+
+    def append_blocks(self, slots: np.ndarray, counts: np.ndarray, block_ids: np.ndarray) -> None:
+        """Append `counts[i]` of `block_ids`, in order, to the table of `slots[i]`; a slot comes at most once."""
+        if not len(block_ids):
+            return
+        rows = np.repeat(slots, counts)
+        offsets = np.arange(len(block_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.block_tables[rows, self.table_lens[rows] + offsets] = block_ids
+        self.table_lens[slots] += counts
+
+    def append_tokens(self, slots: np.ndarray, token_ids: np.ndarray) -> None:
+        """Append one sampled token to each of `slots`."""
+        self.token_ids[slots, self.num_ids[slots]] = token_ids
+        self.num_ids[slots] += 1
+
+    def reports(self) -> tuple[SlotReport, ...]:
+        """All live slots, by number; arrays are copies."""
+        return tuple(self._report(slot) for slot in sorted(self._request_ids))
+
+    def dropped(self) -> Iterator[DroppedSlot]:
+        """The dropped slots not yet forgotten, oldest first."""
+        return iter(self._dropped)
+
+    def _report(self, slot: int) -> SlotReport:
+        return SlotReport(
+            slot=slot,
+            request_id=self._request_ids[slot],
+            attempt=int(self.attempts[slot]),
+            prompt_len=int(self.prompt_lens[slot]),
+            token_ids=self.token_ids[slot, : self.num_ids[slot]].copy(),
+            block_table=self.block_tables[slot, : self.table_lens[slot]].copy(),
+            computed_len=int(self.computed_lens[slot]),
+        )
