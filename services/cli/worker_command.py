@@ -21,6 +21,7 @@ _TEXTS = {
     "threads": Text("Threads that compute. Without it: one per core that this process may use.", "COUNT"),
     "heartbeat_ms": Text("How often the worker says that it lives.", "MS"),
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
+    "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),
 }
 
 

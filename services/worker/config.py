@@ -24,6 +24,7 @@ class WorkerConfig:
     threads: int | None = None  # torch threads; None: one per core this process may use
     heartbeat_ms: int = 500
     ready_file: Path | None = None
+    log_level: str = "info"
 
     def __post_init__(self) -> None:
         for name in ("kv_cache_bytes", "block_size", "max_num_seqs", "max_num_batched_tokens", "heartbeat_ms"):
