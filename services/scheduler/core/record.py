@@ -1,10 +1,12 @@
 """Journal records, and the state that results from applying them: what was promised."""
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+
 from kv_manager.published_block import PublishedBlock
 from services.scheduler.core.sequence_status import SequenceStatus
 from tessera.values.finish import Finish
@@ -85,7 +87,7 @@ class Record:
 
 @dataclass(slots=True)
 class StoredRequest:
-    """One request as the journal tells it."""
+    """One request as the journal tells it. Tokens and blocks are arrays of C ints: copying one is copying memory."""
 
     submission: Submission
     arrival: Arrival
@@ -93,8 +95,8 @@ class StoredRequest:
     subscriber: int = 0
     attempt: int = 0
     worker: str = ""
-    output_token_ids: list[int] = field(default_factory=list)
-    block_ids: list[int] = field(default_factory=list)
+    output_token_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    block_ids: "array[int]" = field(default_factory=lambda: array("i"))
     num_cached_tokens: int = 0
     finish: Finish | None = None
     timings: RequestTimings = RequestTimings()
@@ -103,10 +105,35 @@ class StoredRequest:
         """Bring this request up to `delta`."""
         assert delta.token_offset <= len(self.output_token_ids), "a delta leaves a gap in the output"
         assert delta.table_offset <= len(self.block_ids), "a delta leaves a gap in the block table"
-        self.output_token_ids[delta.token_offset :] = delta.token_ids
-        self.block_ids[delta.table_offset :] = delta.block_ids
+        self.output_token_ids[delta.token_offset :] = array("i", delta.token_ids)
+        self.block_ids[delta.table_offset :] = array("i", delta.block_ids)
         self.status, self.subscriber, self.attempt, self.worker = delta.status, delta.subscriber, delta.attempt, delta.worker
         self.num_cached_tokens, self.finish, self.timings = delta.num_cached_tokens, delta.finish, delta.timings
+
+    def copy(self) -> "StoredRequest":
+        """This request as it is now."""
+        return StoredRequest(
+            self.submission,
+            self.arrival,
+            self.status,
+            self.subscriber,
+            self.attempt,
+            self.worker,
+            self.output_token_ids[:],
+            self.block_ids[:],
+            self.num_cached_tokens,
+            self.finish,
+            self.timings,
+        )
+
+
+def put_last(items: "array[int]", offset: int, item: int) -> None:
+    """Make `item` the last of `items`, at index `offset`."""
+    if offset == len(items):
+        items.append(item)
+    else:
+        assert offset < len(items), "columns leave a gap"
+        items[offset:] = array("i", (item,))
 
 
 @dataclass(slots=True)
@@ -146,22 +173,23 @@ class StoredState:
 
     def _apply_decoded(self, columns: DecodeColumns) -> None:
         requests = self.requests
-        rows = zip(columns.request_ids, columns.token_offsets.tolist(), columns.token_ids.tolist(), strict=True)
-        for request_id, offset, token_id in rows:
+        tokens = zip(columns.request_ids, columns.token_offsets.tolist(), columns.token_ids.tolist(), strict=True)
+        for request_id, offset, token_id in tokens:
             output = requests[request_id].output_token_ids
-            assert offset <= len(output), "columns leave a gap in the output"
-            if offset == len(output):
+            if offset == len(output):  # inline: the one loop over all running requests
                 output.append(token_id)
             else:
-                output[offset:] = (token_id,)
-        grown = zip(columns.grown_rows.tolist(), columns.table_offsets.tolist(), columns.block_ids.tolist(), strict=True)
-        for row, offset, block_id in grown:
-            table = requests[columns.request_ids[row]].block_ids
-            assert offset <= len(table), "columns leave a gap in the block table"
-            table[offset:] = (block_id,)
+                put_last(output, offset, token_id)
+        blocks = zip(columns.grown_rows.tolist(), columns.table_offsets.tolist(), columns.block_ids.tolist(), strict=True)
+        for row, offset, block_id in blocks:
+            put_last(requests[columns.request_ids[row]].block_ids, offset, block_id)
 
     def _apply_blocks(self, delta: BlockDelta) -> None:
-        held = self.blocks.setdefault((delta.worker, delta.boot_id), {})
+        boot = (delta.worker, delta.boot_id)
+        if boot not in self.blocks:  # a worker has one boot at a time: entries of the one before are void
+            for other in [key for key in self.blocks if key[0] == delta.worker]:
+                del self.blocks[other]
+        held = self.blocks.setdefault(boot, {})
         for block_id in delta.unpublished:
             held.pop(block_id, None)
         for block in delta.published:
