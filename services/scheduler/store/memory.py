@@ -1,0 +1,168 @@
+"""The store in memory: the same rules as in Redis, for tests. Nothing survives the process."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from kv_manager.published_block import PublishedBlock
+from services.scheduler.core.folded_log import read_back
+from services.scheduler.core.journal_call import (
+    Append,
+    Applied,
+    BeginRewrite,
+    EndRewrite,
+    Failed,
+    FoldedRequest,
+    Gap,
+    Generation,
+    JournalCall,
+    JournalReply,
+    OlderEpoch,
+    RewriteChunk,
+)
+from services.scheduler.core.record import BlockDelta, DecodeColumns, StoredState
+from services.scheduler.store.port import EpochMoved, EpochTaken, ReadReply, StoredJournal, TakeReply
+from tessera.values.identity import NO_EPOCH, Epoch
+
+
+@dataclass(slots=True)
+class _Side:
+    """One generation's data."""
+
+    generation: Generation | None = None
+    last: int = 0
+    log: list[DecodeColumns | None] = field(default_factory=list)
+    requests: dict[bytes, FoldedRequest] = field(default_factory=dict)
+    blocks: dict[tuple[str, bytes, int], PublishedBlock] = field(default_factory=dict)
+
+    def put(self, requests: Iterable[FoldedRequest], blocks: Iterable[BlockDelta]) -> None:
+        self.requests.update((folded.request_id, folded) for folded in requests)
+        for boot in blocks:
+            for block_id in boot.unpublished:
+                self.blocks.pop((boot.worker, boot.boot_id, block_id), None)
+            for block in boot.published:
+                self.blocks[boot.worker, boot.boot_id, block.block_id] = block
+
+    def copy(self) -> "_Side":
+        return replace(self, log=self.log[:], requests=self.requests.copy(), blocks=self.blocks.copy())
+
+
+class MemoryStore:
+    """`Store` in memory. `execute` is the whole of `call` without the waiting, for tests that step by hand.
+
+    `failing` makes every call answer `Failed` without doing anything, as an unreachable server would.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = NO_EPOCH
+        self.failing = False
+        self._complete: _Side | None = None
+        self._begun: _Side | None = None
+
+    async def read_epoch(self) -> Epoch | Failed:
+        """See `Store`."""
+        return Failed("told to fail") if self.failing else self.epoch
+
+    async def take_epoch(self, expected: Epoch, new: Epoch) -> TakeReply:
+        """See `Store`."""
+        if self.failing:
+            return Failed("told to fail")
+        if self.epoch != expected:
+            return EpochMoved(self.epoch)
+        self.epoch = new
+        return EpochTaken()
+
+    async def read(self, epoch: Epoch) -> ReadReply:
+        """See `Store`."""
+        if self.failing:
+            return Failed("told to fail")
+        if not epoch.supersedes(self.epoch):
+            return OlderEpoch(self.epoch)
+        return self.stored()
+
+    async def call(self, epoch: Epoch, call: JournalCall) -> JournalReply:
+        """See `Store`."""
+        return Failed("told to fail") if self.failing else self.execute(epoch, call)
+
+    async def close(self) -> None:
+        """See `Store`."""
+
+    def execute(self, epoch: Epoch, call: JournalCall) -> JournalReply:
+        """Carry out `call` at once."""
+        if not epoch.supersedes(self.epoch):
+            return OlderEpoch(self.epoch)
+        match call:
+            case Append():
+                return self._append(epoch, call)
+            case BeginRewrite(generation):
+                return self._begin(epoch, generation)
+            case RewriteChunk():
+                return self._chunk(epoch, call)
+            case EndRewrite(generation, last):
+                return self._end(epoch, generation, last)
+
+    def stored(self) -> StoredJournal:
+        """What a reader finds now: a copy."""
+        side = self._complete
+        if side is None:
+            return StoredJournal(None, StoredState())
+        folded = {key: FoldedRequest(item.as_of, item.request.copy()) for key, item in side.requests.items()}
+        blocks: dict[tuple[str, bytes], dict[int, PublishedBlock]] = {}
+        for (worker, boot_id, block_id), block in side.blocks.items():
+            blocks.setdefault((worker, boot_id), {})[block_id] = block
+        return StoredJournal(side.generation, read_back(side.last, side.log, folded, blocks))
+
+    @property
+    def log_len(self) -> int:
+        """Entries in the log of the complete generation."""
+        return 0 if self._complete is None else len(self._complete.log)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether no request and no log entry is kept anywhere."""
+        sides = [side for side in (self._complete, self._begun) if side is not None]
+        return not any(side.requests or side.log for side in sides)
+
+    def save(self) -> "MemoryStore":
+        """A copy to go back to: a server restarted with an older file."""
+        saved = MemoryStore()
+        saved.epoch = self.epoch
+        saved._complete = self._complete and self._complete.copy()
+        saved._begun = self._begun and self._begun.copy()
+        return saved
+
+    def _append(self, epoch: Epoch, call: Append) -> JournalReply:
+        side = self._complete
+        if side is None or self.epoch != epoch or side.generation != call.generation or call.first > side.last + 1:
+            return Gap(0 if side is None else side.last)
+        if call.last <= side.last:
+            return Applied(side.last)
+        side.log.extend(call.log[side.last + 1 - call.first :])
+        side.last = call.last
+        del side.log[: max(0, call.log_from - (side.last - len(side.log) + 1))]
+        side.put(call.requests, call.blocks)
+        for request_id in call.forgotten:
+            side.requests.pop(request_id, None)
+        return Applied(side.last)
+
+    def _begin(self, epoch: Epoch, generation: Generation) -> JournalReply:
+        for side in (self._complete, self._begun):
+            if side is not None and side.generation is not None and generation <= side.generation:
+                return Failed(f"generation {generation} is not above {side.generation}")
+        self.epoch = epoch
+        self._begun = _Side(generation)
+        return Applied(0 if self._complete is None else self._complete.last)
+
+    def _chunk(self, epoch: Epoch, call: RewriteChunk) -> JournalReply:
+        side = self._begun
+        if side is None or self.epoch != epoch or side.generation != call.generation:
+            return Failed(f"generation {call.generation} is not begun")
+        side.put(call.requests, call.blocks)
+        return Applied(0 if self._complete is None else self._complete.last)
+
+    def _end(self, epoch: Epoch, generation: Generation, last: int) -> JournalReply:
+        side = self._begun
+        if side is None or self.epoch != epoch or side.generation != generation:
+            return Failed(f"generation {generation} is not begun")
+        side.last = last
+        self._complete, self._begun = side, None
+        return Applied(last)

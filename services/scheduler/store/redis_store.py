@@ -1,0 +1,226 @@
+"""The store in Redis: one connection, one script call per journal call. The scripts say how the keys are laid out."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from kv_manager.published_block import PublishedBlock
+from services.scheduler.core.folded_log import read_back
+from services.scheduler.core.journal_call import (
+    Append,
+    Applied,
+    BeginRewrite,
+    EndRewrite,
+    Failed,
+    FoldedRequest,
+    Gap,
+    Generation,
+    JournalCall,
+    JournalReply,
+    OlderEpoch,
+    RewriteChunk,
+)
+from services.scheduler.core.record import BlockDelta, StoredState
+from services.scheduler.store import scripts
+from services.scheduler.store.journal_codec import (
+    REQUEST_TAG,
+    SUBMISSION_TAG,
+    block_from_bytes,
+    block_key,
+    block_to_bytes,
+    columns_from_bytes,
+    columns_to_bytes,
+    request_from_bytes,
+    request_to_bytes,
+    submission_from_bytes,
+    submission_to_bytes,
+)
+from services.scheduler.store.port import EpochMoved, EpochTaken, ReadReply, StoredJournal, TakeReply
+from services.scheduler.store.resp_connection import ConnectionLost, ErrorReply, RespConnection
+from services.worker.convert import MalformedMessage
+from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.request import Submission
+
+CALL_TIMEOUT_S = 1.0
+"""Most time for one command; after it the connection is closed and the answer is `Failed`."""
+
+SCAN_COUNT = 500
+LOG_ENTRIES_PER_READ = 64
+"""How much one command of `read` may ask for: a large state must not stop the server for everyone."""
+
+_World = (ConnectionLost, ErrorReply)
+_KINDS = ("log", "requests", "blocks")
+
+
+class RedisStore:
+    """`Store` in Redis or Valkey. Connects by itself, at the first call and again after each failure.
+
+    `url` is `redis://`, `rediss://` or `unix://`, as redis-py reads it; `group` names the keys.
+    """
+
+    def __init__(self, url: str, group: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._connection: RespConnection | None = None
+        prefix = f"tessera:{{{group}}}"
+        self._meta = f"{prefix}:meta".encode()
+        self._sides = {side: [f"{prefix}:{side}:{kind}".encode() for kind in _KINDS] for side in ("a", "b")}
+        self._keys = [self._meta, *self._sides["a"], *self._sides["b"]]
+
+    async def read_epoch(self) -> Epoch | Failed:
+        """See `Store`."""
+        try:
+            number, instance = await self._command("HMGET", self._meta, "epoch", "instance")
+        except _World as error:
+            return _failed(error)
+        return NO_EPOCH if number is None else Epoch(int(number), instance)
+
+    async def take_epoch(self, expected: Epoch, new: Epoch) -> TakeReply:
+        """See `Store`."""
+        try:
+            reply = await self._run(scripts.TAKE, [expected.number, expected.instance, new.number, new.instance])
+        except _World as error:
+            return _failed(error)
+        return EpochTaken() if reply[0] == b"taken" else EpochMoved(Epoch(int(reply[1]), reply[2]))
+
+    async def call(self, epoch: Epoch, call: JournalCall) -> JournalReply:
+        """See `Store`."""
+        script, args = _encode(call)
+        fence: list[bytes | int] = [epoch.number, epoch.instance, call.generation.epoch_number, call.generation.counter]
+        try:
+            reply = await self._run(script, [*fence, *args])
+        except _World as error:
+            return _failed(error)
+        match reply[0]:
+            case b"ok":
+                return Applied(int(reply[1]))
+            case b"gap":
+                return Gap(int(reply[1]))
+            case b"older":
+                return OlderEpoch(Epoch(int(reply[1]), reply[2]))
+            case _:
+                return Failed(reply[1].decode())
+
+    async def read(self, epoch: Epoch) -> ReadReply:
+        """See `Store`."""
+        try:
+            reply = await self._run(scripts.READ, [epoch.number, epoch.instance])
+            match reply[0]:
+                case b"older":
+                    return OlderEpoch(Epoch(int(reply[1]), reply[2]))
+                case b"empty":
+                    return StoredJournal(None, StoredState())
+            _, side, number, counter, last = reply
+            state = await self._read_side(side.decode(), int(last))
+        except (*_World, MalformedMessage, DecodeError) as error:
+            return _failed(error)
+        return StoredJournal(Generation(int(number), int(counter)), state)
+
+    async def close(self) -> None:
+        """See `Store`."""
+        if self._connection is not None:
+            self._connection.close()
+
+    async def _command(self, *args: bytes | str | int) -> Any:
+        if self._connection is None or self._connection.is_lost:
+            self._connection = await RespConnection.open(self._url, self._timeout_s)
+        return await self._connection.command(*args)
+
+    async def _run(self, script: str, args: Sequence[bytes | int]) -> list[Any]:
+        """Run a script by its digest; send its text where the server does not know it (restarted, failed over)."""
+        reply: list[Any]
+        try:
+            reply = await self._command("EVALSHA", _sha(script), len(self._keys), *self._keys, *args)
+        except ErrorReply as error:
+            if not str(error).startswith("NOSCRIPT"):
+                raise
+            reply = await self._command("EVAL", script, len(self._keys), *self._keys, *args)
+        return reply
+
+    async def _read_side(self, side: str, last: int) -> StoredState:
+        log_key, requests_key, blocks_key = self._sides[side]
+        log: list[bytes] = []
+        while entries := await self._command("LRANGE", log_key, len(log), len(log) + LOG_ENTRIES_PER_READ - 1):
+            log.extend(entries)
+        fields = await self._scan(requests_key)
+        submissions = {key[1:]: submission_from_bytes(data) for key, data in fields.items() if key[:1] == SUBMISSION_TAG}
+        folded: dict[bytes, FoldedRequest] = {}
+        for key, data in fields.items():
+            if key[:1] == REQUEST_TAG:
+                if key[1:] not in submissions:
+                    raise MalformedMessage(f"stored request {key[1:].hex()} has no submission")
+                folded[key[1:]] = request_from_bytes(data, submissions[key[1:]])
+        blocks: dict[tuple[str, bytes], dict[int, PublishedBlock]] = {}
+        for key, data in (await self._scan(blocks_key)).items():
+            worker, boot_id, block = block_from_bytes(key, data)
+            blocks.setdefault((worker, boot_id), {})[block.block_id] = block
+        return read_back(last, [columns_from_bytes(data) for data in log], folded, blocks)
+
+    async def _scan(self, key: bytes) -> dict[bytes, bytes]:
+        fields: dict[bytes, bytes] = {}
+        cursor = b"0"
+        while True:
+            cursor, page = await self._command("HSCAN", key, cursor, "COUNT", SCAN_COUNT)
+            fields.update(zip(page[::2], page[1::2], strict=True))
+            if cursor == b"0":
+                return fields
+
+
+_SHAS: dict[str, str] = {}
+
+
+def _sha(script: str) -> str:
+    if script not in _SHAS:
+        _SHAS[script] = hashlib.sha1(script.encode()).hexdigest()
+    return _SHAS[script]
+
+
+def _failed(error: Exception) -> Failed:
+    return Failed(f"{type(error).__name__}: {error}")
+
+
+def _encode(call: JournalCall) -> tuple[str, list[bytes | int]]:
+    """The script of `call`, and its arguments after the generation."""
+    match call:
+        case Append():
+            log = [columns_to_bytes(columns) for columns in call.log]
+            deleted = [tag + request_id for request_id in call.forgotten for tag in (SUBMISSION_TAG, REQUEST_TAG)]
+            unpublished = [
+                block_key(delta.worker, delta.boot_id, block_id) for delta in call.blocks for block_id in delta.unpublished
+            ]
+            lists = [log, _request_fields(call.submissions, call.requests), deleted, _block_fields(call.blocks), unpublished]
+            return scripts.APPEND, [call.first, call.log_from, *_counted(lists)]
+        case BeginRewrite():
+            return scripts.BEGIN, []
+        case RewriteChunk():
+            submissions = [folded.request.submission for folded in call.requests]
+            return scripts.CHUNK, _counted([_request_fields(submissions, call.requests), _block_fields(call.blocks)])
+        case EndRewrite():
+            return scripts.END, [call.last]
+
+
+def _counted(lists: Iterable[list[bytes]]) -> list[bytes | int]:
+    args: list[bytes | int] = []
+    for values in lists:
+        args.append(len(values))
+        args.extend(values)
+    return args
+
+
+def _request_fields(submissions: Iterable[Submission], requests: Iterable[FoldedRequest]) -> list[bytes]:
+    fields = []
+    for submission in submissions:
+        fields += [SUBMISSION_TAG + submission.request_id, submission_to_bytes(submission)]
+    for folded in requests:
+        fields += [REQUEST_TAG + folded.request_id, request_to_bytes(folded)]
+    return fields
+
+
+def _block_fields(deltas: Iterable[BlockDelta]) -> list[bytes]:
+    fields = []
+    for delta in deltas:
+        for block in delta.published:
+            fields += [block_key(delta.worker, delta.boot_id, block.block_id), block_to_bytes(block)]
+    return fields
