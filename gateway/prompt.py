@@ -32,7 +32,12 @@ def encode_prompt(prompt: Prompt | None, model: ServedModel) -> np.ndarray:
         ids = encode_text("", model)  # BOS, where the tokenizer adds one
     if not len(ids):
         raise _refused(field, "has no tokens; the model needs at least one to start from")
-    _check_len(field, len(ids), model)
+    limit = model.info.max_model_len
+    if len(ids) >= limit:
+        raise _refused(
+            field,
+            f"has {len(ids)} tokens; {model.info.name} takes {limit} for prompt and output together, so at most {limit - 1} here",
+        )
     return ids
 
 
@@ -75,20 +80,10 @@ def check_token_ids(field: str, token_ids: np.ndarray, vocab_size: int) -> list[
 
 
 def _checked_ids(token_ids: np.ndarray, model: ServedModel) -> np.ndarray:
-    _check_len(_TOKEN_IDS, len(token_ids), model)
     problems = check_token_ids(_TOKEN_IDS, token_ids, model.info.vocab_size)
     if problems:
         raise InvalidRequest(problems)
     return token_ids.astype(np.int32)
-
-
-def _check_len(field: str, prompt_len: int, model: ServedModel) -> None:
-    limit = model.info.max_model_len
-    if prompt_len >= limit:
-        raise _refused(
-            field,
-            f"has {prompt_len} tokens; {model.info.name} takes {limit} for prompt and output together, so at most {limit - 1} here",
-        )
 
 
 def _check_bytes(field: str, texts: list[str], model: ServedModel) -> None:

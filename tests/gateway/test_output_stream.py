@@ -71,7 +71,7 @@ def answers(draw: st.DrawFn) -> tuple[list[int], Finish, DetokenizeOptions]:
     return ids, finish, DetokenizeOptions(stops, draw(st.booleans()), draw(st.booleans()))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(answers(), st.lists(st.integers(0, 20)), st.lists(st.integers(0, 20)))
 def test_the_answer_is_the_naive_one_however_it_is_cut(
     byte_level: Tokenizer, answer: tuple[list[int], Finish, DetokenizeOptions], cuts: list[int], repeats: list[int]
@@ -91,7 +91,7 @@ def test_the_answer_is_the_naive_one_however_it_is_cut(
     assert stream.feed(output(len(ids), [64])) is None
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(answers(), st.lists(st.integers(0, 20)), st.integers(0, 20))
 def test_a_resume_elsewhere_continues_text_and_tokens(
     byte_level: Tokenizer, answer: tuple[list[int], Finish, DetokenizeOptions], cuts: list[int], received: int

@@ -39,7 +39,7 @@ def naive_held(stops: tuple[str, ...], text: str) -> str:
     return text[len(text) - longest :]
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(
     st.lists(st.text("ab", min_size=1, max_size=5), max_size=5).map(tuple),
     st.lists(st.text("abc", max_size=4), max_size=16),

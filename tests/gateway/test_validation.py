@@ -1,19 +1,22 @@
 """What a client may ask: every field at its edges, all problems named at once, and what a good request becomes."""
 
 import time
+import unicodedata
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from small_tokenizers import model_info
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from gateway.chat_template import ChatMessage, ChatTemplate
 from gateway.errors import INVALID_FIELDS_MAX, InvalidRequest, TokenizerMismatch, UnknownModel
 from gateway.generate_input import GenerateInput, Prompt, SamplingInput
 from gateway.prompt import check_token_ids, encode_chat, encode_text
 from gateway.served_model import ServedModel, find_model
-from gateway.tokenizer import Tokenizer
+from gateway.tokenizer import SpecialTokens, Tokenizer
 from gateway.validation import validate
 from tessera.values.request import DetokenizeOptions
 from tessera.values.sampling import SEED_MAX, SamplingParams
@@ -200,6 +203,19 @@ def test_the_longest_token_sets_the_bound_on_bytes(smollm2: Tokenizer) -> None:
     assert len(validate(GenerateInput(longest * 99), model, "").prompt_token_ids) == 99
     assert "has 100 tokens" in refusal(model, longest * 100)["text"]
     assert "bytes" in refusal(model, longest * 100 + "x")["text"]
+
+
+def test_the_bound_on_bytes_allows_for_a_normalizer_that_shortens() -> None:
+    """Nine bytes of conjoining jamo become one syllable, three bytes, one token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    first, second, third = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("각")[0][0]
+    words = [*alphabet, first + second, first + second + third]
+    backend = Backend(models.BPE({word: i for i, word in enumerate(words)}, [(first, second), (first + second, third)]))
+    backend.normalizer, backend.decoder = normalizers.NFC(), decoders.ByteLevel()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = Tokenizer(backend, SpecialTokens(), None, "d3")
+    model = ServedModel(model_info(tokenizer, 8), tokenizer)
+    assert validate(GenerateInput(unicodedata.normalize("NFD", "각") * 7), model, "").prompt_token_ids.tolist() == [257] * 7
 
 
 def test_token_ids_for_detokenizing_are_checked_the_same_way() -> None:
