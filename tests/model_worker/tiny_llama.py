@@ -1,6 +1,7 @@
 """Small random Llamas from transformers, saved as it saves them, to compare ours with."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from model_worker.kv_pool import KVPool
 from model_worker.models.causal_lm import CausalLM
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "gqa-tied": {"num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "gqa-tied": {"num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True},
     "mha-untied": {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": False},
     "biases-wide-heads": {
-        "num_attention_heads": 6,
-        "num_key_value_heads": 3,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
         "head_dim": 24,
         "attention_bias": True,
         "mlp_bias": True,
@@ -42,8 +43,8 @@ def reference(shape: str) -> LlamaForCausalLM:
     """A random model whose logits spread over a few units, so that two best ones are rarely close."""
     config = LlamaConfig(
         vocab_size=199,
-        hidden_size=48,
-        intermediate_size=80,
+        hidden_size=64,
+        intermediate_size=96,
         num_hidden_layers=3,
         max_position_embeddings=256,
         rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
@@ -69,10 +70,9 @@ def save(model: LlamaForCausalLM, directory: Path, **options: Any) -> Path:
     return directory
 
 
-@torch.inference_mode()
 def reference_logits(model: LlamaForCausalLM, ids: list[int]) -> torch.Tensor:
     """Logits `[len(ids), vocab]` of one sequence."""
-    return model(torch.tensor([ids])).logits[0]
+    return _logits(model, tuple(ids))
 
 
 def reference_greedy(model: LlamaForCausalLM, prompt: list[int], max_tokens: int) -> list[int]:
@@ -81,3 +81,9 @@ def reference_greedy(model: LlamaForCausalLM, prompt: list[int], max_tokens: int
     for _ in range(max_tokens):
         ids.append(int(reference_logits(model, ids)[-1].argmax()))
     return ids[len(prompt) :]
+
+
+@cache
+@torch.inference_mode()
+def _logits(model: LlamaForCausalLM, ids: tuple[int, ...]) -> torch.Tensor:
+    return model(torch.tensor([ids])).logits[0]
