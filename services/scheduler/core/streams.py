@@ -150,9 +150,9 @@ class Streams(Generic[S]):
         due = self._due.get(session)
         if not due:
             return []
-        frame = [self._take(request_id, self._streams[request_id]) for request_id in due]
+        streams = [(request_id, self._streams[request_id]) for request_id in due]
         due.clear()
-        return frame
+        return [self._take(request_id, stream) for request_id, stream in streams if stream.is_due()]
 
     def _tell(self, stream: _Stream[S], delta: RequestDelta, number: int) -> None:
         if delta.token_offset < stream.told_len:  # cut, or replaced by what a gateway had seen
