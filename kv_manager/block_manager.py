@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -230,7 +231,7 @@ class BlockManager:
             assert len(set(table.block_ids)) == len(table.block_ids), f"a table holds a block twice: {table.block_ids}"
         wrong = [b for b, count in enumerate(self._blocks.ref_counts) if count != holders[b]]
         assert not wrong, f"reference counts differ from the tables' for blocks {wrong}"
-        free = list(self._free)
+        free = list(islice(self._free, self.num_blocks + 1))  # a broken list may not end
         assert len(free) == len(self._free) == len(set(free)), "a block is free twice, or the count is wrong"
         assert set(free) == set(range(self.num_blocks)) - holders.keys(), "free and held blocks are not the whole pool"
         plain = [self._blocks.digests[block_id] is None for block_id in free]
