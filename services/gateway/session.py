@@ -78,7 +78,8 @@ class SchedulerSession:
         self._highest_epoch: Epoch = NO_EPOCH
         self._served: Served | None = None
         self._mismatch: FailedPrecondition | None = None
-        self._connected = asyncio.Event()
+        self._connected = False
+        self._decided = asyncio.Event()  # set while connected, or while the tokenizers are known to differ
         self._outbox: deque[session_pb2.SessionRequest] = deque()
         self._outbox_changed = asyncio.Event()
         self._flushed = asyncio.Event()
@@ -91,7 +92,7 @@ class SchedulerSession:
             while True:
                 await channel.channel_ready()
                 error = await self._session(stub)
-                answered = self._connected.is_set()
+                answered = self._connected
                 self._disconnect()
                 _log.warning("session ended", scheduler=self._address, error=error, live=len(self.live))
                 retry_s = RETRY_S_MIN if answered else min(2 * retry_s, RETRY_S_MAX)
@@ -99,7 +100,7 @@ class SchedulerSession:
 
     async def close(self) -> None:
         """Wait (bounded) until everything said so far is sent, the aborts of the last calls included."""
-        if self._connected.is_set() and self._outbox:
+        if self._connected and self._outbox:
             self._flushed.clear()
             try:
                 async with asyncio.timeout(FLUSH_S_MAX):
@@ -113,15 +114,14 @@ class SchedulerSession:
 
     async def connected(self, wait_s: float) -> Served:
         """What the present leader serves; waits for one. Raises Unavailable, or FailedPrecondition where the tokenizers differ."""
-        if self._mismatch is not None:
-            raise self._mismatch
         try:
             async with asyncio.timeout(wait_s):
-                await self._connected.wait()
+                await self._decided.wait()
         except TimeoutError:
-            raise self._mismatch or Unavailable(
-                f"no scheduler has answered for {wait_s:g} s", reason="NO_SCHEDULER", retry_after_ms=int(RETRY_S_MAX * 1000)
-            ) from None
+            text = f"no scheduler has answered for {wait_s:g} s"
+            raise Unavailable(text, reason="NO_SCHEDULER", retry_after_ms=int(RETRY_S_MAX * 1000)) from None
+        if self._mismatch is not None:
+            raise self._mismatch
         assert self._served is not None
         return self._served
 
@@ -140,7 +140,7 @@ class SchedulerSession:
 
     def _send(self, message: GatewayMessage) -> None:
         """Without a leader nothing is queued: `_catch_up` says it all again."""
-        if self._connected.is_set():
+        if self._connected:
             self._queue(message)
 
     def _queue(self, message: GatewayMessage) -> None:
@@ -161,7 +161,7 @@ class SchedulerSession:
             return str(error)
         except grpc.aio.AioRpcError as error:
             if reason_of(error) == TOKENIZER_MISMATCH:
-                self._mismatch = FailedPrecondition(error.details() or "", reason=TOKENIZER_MISMATCH)
+                self._refuse_all(error.details() or "")
             return f"{error.code().name}: {error.details()}"
         finally:
             writer.cancel()
@@ -182,17 +182,25 @@ class SchedulerSession:
         try:
             self._served = Served(ServedModel(message.model, self._tokenizer), message.max_request_len)
         except TokenizerMismatch as error:
-            self._mismatch = FailedPrecondition(str(error), reason=TOKENIZER_MISMATCH)
+            self._refuse_all(str(error))
             raise
-        self._connected.set()
+        self._connected = True
+        self._decided.set()
         self._catch_up(hello, message)
         self._standing(True)
         _log.info("session opened", scheduler=self._address, epoch=self._highest_epoch.number, live=len(self.live))
 
+    def _refuse_all(self, why: str) -> None:
+        """The tokenizers differ: until that changes, no request can be served here."""
+        self._mismatch = FailedPrecondition(why, reason=TOKENIZER_MISMATCH)
+        self._decided.set()
+
     def _disconnect(self) -> None:
         self._outbox.clear()
-        if self._connected.is_set():
-            self._connected.clear()
+        if self._mismatch is None:
+            self._decided.clear()
+        if self._connected:
+            self._connected = False
             self._standing(False)
 
     def _catch_up(self, hello: Hello, ack: HelloAck) -> None:

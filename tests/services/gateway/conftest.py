@@ -1,0 +1,49 @@
+"""The parts of a gateway under test: the real SmolLM2 tokenizer, and a house to run it in."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+from gateway_house import MAX_MODEL_LEN, MODEL, House, ScriptedScheduler
+
+from gateway.tokenizer import Tokenizer
+from gateway.tokenizer_source import load_tokenizer
+from services.gateway.config import GatewayConfig
+from services.gateway.main import serving
+from services.rpc.channel import open_channel
+from tessera.values.known_models import locate
+from tessera.values.model import ModelInfo
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(locate(MODEL))
+
+
+@pytest.fixture(scope="session")
+def model_info(tokenizer: Tokenizer) -> ModelInfo:
+    return ModelInfo(MODEL, "LlamaForCausalLM", tokenizer.vocab_size, MAX_MODEL_LEN, (2, 0), 1, tokenizer.digest, "w" * 64)
+
+
+BuildHouse = Callable[..., AbstractAsyncContextManager[House]]
+
+
+@pytest.fixture
+def house(model_info: ModelInfo, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> BuildHouse:
+    """`async with house(scheduler_wait_ms=...) as h:` Heartbeats are slow unless asked for, so nothing depends on the machine's pace."""
+    monkeypatch.setattr("services.gateway.main.load_tokenizer", lambda path: tokenizer)  # once is enough
+
+    @asynccontextmanager
+    async def build(model: ModelInfo = model_info, **options: Any) -> AsyncIterator[House]:
+        scheduler = ScriptedScheduler(model)
+        await scheduler.start()
+        settings: dict[str, Any] = {"listen": "127.0.0.1:0", "heartbeat_ms": 20_000, "drain_grace_s": 0.0}
+        config = GatewayConfig(scheduler=scheduler.address, model=MODEL, **{**settings, **options})
+        try:
+            async with serving(config) as gateway, open_channel(gateway.address) as channel:
+                yield House(scheduler, gateway, channel)
+        finally:
+            await scheduler.stop()
+
+    return build

@@ -1,0 +1,198 @@
+"""A gateway in this process, against a scheduler whose every word the test says."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+
+from services.gateway.main import Gateway
+from services.gateway.servicer import SERVICE_NAME
+from services.rpc.server import RpcServer, ServerConfig
+from services.scheduler.convert import request_from_proto, response_to_proto
+from tessera.scheduler.v1 import session_pb2_grpc
+from tessera.v1 import inference_pb2 as pb
+from tessera.v1 import inference_pb2_grpc
+from tessera.values.finish import Finish, FinishReason
+from tessera.values.identity import Epoch
+from tessera.values.model import ModelInfo
+from tessera.values.request import RequestOutput, RequestTimings
+from tessera.values.session import Frame, GatewayMessage, Heartbeat, Hello, HelloAck, SchedulerMessage, Submit
+
+MODEL = "SmolLM2-135M-Instruct"
+MAX_MODEL_LEN = 8192
+TIMINGS = RequestTimings(queue_us=10, ttft_us=1_000, total_us=9_000)
+OVER = object()
+
+M = TypeVar("M")
+
+
+def epoch(number: int) -> Epoch:
+    return Epoch(number, bytes([number]) * 16)
+
+
+class SchedulerEnd:
+    """One session as the scheduler sees it: what it heard, in order, and what it is to say."""
+
+    def __init__(self, hello: Hello, model: ModelInfo) -> None:
+        self.hello = hello
+        self.epoch = epoch(1)
+        self._model = model
+        self._heard: asyncio.Queue[GatewayMessage] = asyncio.Queue()
+        self._said: asyncio.Queue[Any] = asyncio.Queue()
+        self.closed = asyncio.Event()
+
+    def ack(self, *unknown: bytes, number: int = 1, max_request_len: int = MAX_MODEL_LEN) -> None:
+        self.epoch = epoch(number)
+        self.say(HelloAck(unknown, self._model, max_request_len))
+
+    def say(self, *messages: SchedulerMessage) -> None:
+        for message in messages:
+            self._said.put_nowait(response_to_proto(self.epoch, message))
+
+    def send(self, *outputs: RequestOutput) -> None:
+        self.say(Frame(outputs))
+
+    def break_off(self) -> None:
+        """End the stream after what was said."""
+        self._said.put_nowait(OVER)
+
+    async def hear(self, kind: type[M]) -> M:
+        """The next thing said that is no heartbeat; it must be a `kind`."""
+        message = await self._heard.get()
+        while isinstance(message, Heartbeat) and kind is not Heartbeat:
+            message = await self._heard.get()
+        assert isinstance(message, kind), f"heard {message}"
+        return message
+
+    def nothing_heard(self) -> bool:
+        return all(isinstance(self._heard.get_nowait(), Heartbeat) for _ in range(self._heard.qsize()))
+
+    async def serve(self, context: Any) -> None:
+        reader = asyncio.create_task(self._read(context))
+        try:
+            while (response := await self._said.get()) is not OVER:
+                await context.write(response)
+        finally:
+            reader.cancel()
+            self.closed.set()
+
+    async def _read(self, context: Any) -> None:
+        while (request := await context.read()) is not grpc.aio.EOF:
+            self._heard.put_nowait(request_from_proto(request))
+
+
+class ScriptedScheduler(session_pb2_grpc.SchedulerServiceServicer):
+    """Listens at one address, also across `restart`."""
+
+    def __init__(self, model: ModelInfo) -> None:
+        self.model = model
+        self.address = "127.0.0.1:0"
+        self._opened: asyncio.Queue[SchedulerEnd] = asyncio.Queue()
+        self._server: RpcServer | None = None
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:
+        hello = request_from_proto(await context.read())
+        assert isinstance(hello, Hello)
+        end = SchedulerEnd(hello, self.model)
+        self._opened.put_nowait(end)
+        await end.serve(context)
+
+    async def session(self) -> SchedulerEnd:
+        """The next session that a gateway opens; its Hello is not answered yet."""
+        return await self._opened.get()
+
+    async def start(self) -> None:
+        self._server = RpcServer(ServerConfig(self.address))
+        register = session_pb2_grpc.add_SchedulerServiceServicer_to_server
+        self._server.add(register, self, "tessera.scheduler.v1.SchedulerService")
+        self.address = await self._server.start()
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        await self._server.stop(0)
+
+
+@dataclass
+class House:
+    """Everything a scenario needs."""
+
+    scheduler: ScriptedScheduler
+    gateway: Gateway
+    channel: grpc.aio.Channel
+    stub: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
+
+    async def session(self, *unknown: bytes, number: int = 1) -> SchedulerEnd:
+        """The next session, answered, and the gateway has taken the answer."""
+        end = await self.scheduler.session()
+        end.ack(*unknown, number=number)
+        await self.gateway.session.connected(30)
+        return end
+
+    async def health(self) -> bool:
+        request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
+        status = (await health_pb2_grpc.HealthStub(self.channel).Check(request)).status
+        return status == health_pb2.HealthCheckResponse.SERVING
+
+    async def wait_health(self, ready: bool) -> None:
+        request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
+        async for response in health_pb2_grpc.HealthStub(self.channel).Watch(request):
+            if (response.status == health_pb2.HealthCheckResponse.SERVING) == ready:
+                return
+
+    def stream(self, timeout: float | None = None, **generation: Any) -> Any:
+        request = pb.StreamGenerateRequest(generation=pb.Generation(**{"text": "Hello", **generation}))
+        return self.stub.StreamGenerate(request, timeout=timeout)
+
+    def generate(self, timeout: float | None = None, **generation: Any) -> Any:
+        request = pb.GenerateRequest(generation=pb.Generation(**{"text": "Hello", **generation}))
+        return self.stub.Generate(request, timeout=timeout)
+
+
+def output(submit: Submit, offset: int, token_ids: list[int], finish: Finish | None = None, cached: int = 0) -> RequestOutput:
+    """What a scheduler sends for the request of `submit`."""
+    timings = TIMINGS if finish else None
+    return RequestOutput(submit.submission.request_id, submit.subscriber, offset, tuple(token_ids), cached, finish, timings)
+
+
+def max_tokens(count: int) -> Finish:
+    return Finish(FinishReason.MAX_TOKENS, count)
+
+
+def reason_and_fields(error: grpc.aio.AioRpcError) -> tuple[str, list[str]]:
+    """The ErrorInfo's reason and the fields of the BadRequest."""
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    for detail in rpc_status.from_call(error).details:
+        _ = detail.Unpack(info) or detail.Unpack(bad)
+    return info.reason, [item.field for item in bad.field_violations]
+
+
+async def refused(call: Any) -> grpc.aio.AioRpcError:
+    """The error that ends a call or stream of which nothing more is wanted."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await (call.read() if isinstance(call, grpc.aio.UnaryStreamCall) else call)
+    return caught.value
+
+
+async def read_all(call: Any) -> list[pb.StreamGenerateResponse]:
+    pieces = []
+    while (piece := await call.read()) is not grpc.aio.EOF:
+        pieces.append(piece)
+    return pieces
+
+
+def assert_dense(pieces: list[pb.StreamGenerateResponse]) -> None:
+    """Each piece begins where the one before ended; only the last has a finish."""
+    tokens = size = 0
+    for index, piece in enumerate(pieces):
+        assert (piece.token_offset, piece.text_offset) == (tokens, size)
+        tokens += len(piece.token_ids)
+        size += len(piece.text.encode())
+        assert piece.HasField("finish") == (index == len(pieces) - 1)
