@@ -1,0 +1,173 @@
+"""The scheduler's end of the gateways' sessions: one bidirectional stream per gateway.
+
+A session holds no frames: what a gateway has been sent is a cursor per request, kept by the desk. The writer asks for the next
+frame when the last one is out, so a slow gateway costs time, not memory.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import structlog
+
+from services.rpc.errors import FieldViolation, InvalidArgument, Unavailable
+from services.scheduler import convert
+from services.worker.convert import MalformedMessage
+from tessera.scheduler.v1 import session_pb2, session_pb2_grpc
+from tessera.values.identity import Epoch
+from tessera.values.request import RequestOutput
+from tessera.values.session import (
+    Abort,
+    Frame,
+    Heartbeat,
+    Hello,
+    HelloAck,
+    Rejected,
+    SchedulerMessage,
+    StopFound,
+    Submit,
+    TakenOver,
+)
+
+_log = structlog.get_logger()
+
+HEARTBEAT_S = 0.5
+
+SILENCE_S = 5.0
+"""A gateway that says nothing for this long has lost its session; its requests wait for the grace."""
+
+
+class GatewaySession:
+    """One open stream. `post` queues a control message (bounded by what the gateway asked), `wake` says frames may be due."""
+
+    def __init__(self, gateway_id: bytes) -> None:
+        self.gateway_id = gateway_id
+        self.closing = False
+        self._posted: list[Rejected | TakenOver] = []
+        self._woken = asyncio.Event()
+
+    def post(self, message: Rejected | TakenOver) -> None:
+        """Send `message` soon."""
+        self._posted.append(message)
+        self._woken.set()
+
+    def wake(self) -> None:
+        """Look for frames soon."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """End the stream: the leader's term is over, or it drains."""
+        self.closing = True
+        self._woken.set()
+
+    async def woken(self) -> bool:
+        """Wait until there is something to look for; False after HEARTBEAT_S without."""
+        try:
+            await asyncio.wait_for(self._woken.wait(), HEARTBEAT_S)
+        except TimeoutError:
+            return False
+        self._woken.clear()
+        return True
+
+    def take_posted(self) -> list[Rejected | TakenOver]:
+        """Control messages not sent yet; they are the caller's now."""
+        posted, self._posted = self._posted, []
+        return posted
+
+
+class SessionDesk(Protocol):
+    """Who answers what gateways say."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """The leader's term."""
+
+    def admit_session(self) -> None:
+        """Raise Unavailable before there is an epoch to speak under."""
+
+    async def opened(self, session: GatewaySession, hello: Hello) -> HelloAck:
+        """A gateway came. Waits until this scheduler leads; raises a ServiceError where the two do not fit."""
+
+    def heard(self, session: GatewaySession, message: Submit | Abort | StopFound) -> None:
+        """One message, in order."""
+
+    def take_frame(self, session: GatewaySession) -> list[RequestOutput]:
+        """Everything due to this gateway; its cursors move."""
+
+    def closed(self, session: GatewaySession) -> None:
+        """The stream ended; the gateway may come back with another."""
+
+
+class SessionServicer(session_pb2_grpc.SchedulerServiceServicer):
+    """Serves `tessera.scheduler.v1.SchedulerService`."""
+
+    def __init__(self, desk: SessionDesk) -> None:
+        self._desk = desk
+
+    async def Session(
+        self, request_iterator: AsyncIterator[session_pb2.SessionRequest], context: Any
+    ) -> AsyncIterator[session_pb2.SessionResponse]:
+        """Hello first, then whatever comes; ends when either side ends."""
+        self._desk.admit_session()
+        requests = aiter(request_iterator)
+        hello = await _first(requests)
+        session = GatewaySession(hello.gateway_id)
+        opening = asyncio.create_task(self._desk.opened(session, hello))
+        reader: asyncio.Task[None] | None = None
+        try:
+            while not (await asyncio.wait([opening], timeout=HEARTBEAT_S))[0]:
+                yield self._response(Heartbeat())  # taking over: the gateway is to wait for the answer
+            yield self._response(await opening)
+            reader = asyncio.create_task(self._read(session, requests))
+            while not session.closing:
+                woken = await session.woken()
+                for message in self._due(session, woken):
+                    yield self._response(message)
+            if reader.done():
+                await reader
+        finally:
+            opening.cancel()
+            if reader is not None:
+                reader.cancel()
+            self._desk.closed(session)
+
+    def _due(self, session: GatewaySession, woken: bool) -> list[SchedulerMessage]:
+        due: list[SchedulerMessage] = [*session.take_posted()]
+        if outputs := self._desk.take_frame(session):
+            due.append(Frame(tuple(outputs)))
+        return due if due or woken else [Heartbeat()]
+
+    def _response(self, message: SchedulerMessage) -> session_pb2.SessionResponse:
+        return convert.response_to_proto(self._desk.epoch, message)
+
+    async def _read(self, session: GatewaySession, requests: AsyncIterator[session_pb2.SessionRequest]) -> None:
+        try:
+            while True:
+                message = convert.request_from_proto(await asyncio.wait_for(anext(requests), SILENCE_S))
+                if isinstance(message, Submit | Abort | StopFound):
+                    self._desk.heard(session, message)
+        except StopAsyncIteration:
+            pass
+        except TimeoutError:
+            _log.warning("gateway silent", gateway=session.gateway_id.hex())
+        except MalformedMessage as error:
+            raise _malformed(error) from error
+        finally:
+            session.close()
+
+
+async def _first(requests: AsyncIterator[session_pb2.SessionRequest]) -> Hello:
+    try:
+        message = convert.request_from_proto(await asyncio.wait_for(anext(requests), SILENCE_S))
+    except (StopAsyncIteration, TimeoutError):
+        raise Unavailable("no hello came", reason="NO_HELLO", retry_after_ms=0) from None
+    except MalformedMessage as error:
+        raise _malformed(error) from error
+    if not isinstance(message, Hello):
+        raise _malformed(MalformedMessage("message: a session begins with a hello"))
+    return message
+
+
+def _malformed(error: MalformedMessage) -> InvalidArgument:
+    field, _, text = str(error).partition(": ")
+    return InvalidArgument((FieldViolation(field, text),), reason="MALFORMED_MESSAGE")

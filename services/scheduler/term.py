@@ -1,0 +1,274 @@
+"""One term of leadership as a process: ask, take the epoch, attach, read, hear the gateways, join, lead.
+
+The order is that of recovery: workers are asked for their epochs, the epoch is taken in Redis, then they are attached, and only then is
+Redis read, so that nobody of an earlier term can change what was read.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import structlog
+
+from services.rpc.errors import Unavailable
+from services.scheduler.clock import now_us
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.core.journal_call import Failed, JournalCall, JournalReply, OlderEpoch
+from services.scheduler.core.record import StoredState
+from services.scheduler.core.recovered import Recovered
+from services.scheduler.core.recovery import GatewayClaim, join
+from services.scheduler.core.stop_rules import StopRules
+from services.scheduler.journal_pump import JournalPump
+from services.scheduler.leader import Leader
+from services.scheduler.sessions import GatewaySession
+from services.scheduler.store.port import EpochMoved, Store
+from services.scheduler.worker_link import OlderEpoch as WorkerHasOlderEpoch
+from services.scheduler.worker_link import WorkerLink, describe
+from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
+from tessera.values.finish import Finish
+from tessera.values.identity import Epoch, new_instance_id
+from tessera.values.model import WorkerDescription
+from tessera.values.report import WorkerReport
+from tessera.values.request import RequestOutput, Submission
+from tessera.values.session import Abort, Hello, HelloAck, StopFound, Submit
+
+_log = structlog.get_logger()
+
+STORE_RETRY_S = 0.2
+TICK_S = 0.02
+
+
+class Deposed(Exception):
+    """Another scheduler has taken a later epoch; this one has nothing more to say."""
+
+
+class Term:
+    """Desk of the sessions, listener of the worker links and owner of the journal for one epoch."""
+
+    def __init__(self, config: SchedulerConfig, store: Store) -> None:
+        self._config = config
+        self._store = store
+        self._epoch: Epoch | None = None
+        self._leader: Leader | None = None
+        self._leads = asyncio.Event()
+        self._reports: dict[str, WorkerReport] = {}
+        self._senders: dict[str, Callable[[ScheduledBatch], None]] = {}
+        self._reported = asyncio.Event()
+        self._hellos: dict[GatewaySession, Hello] = {}
+        self._hello_came = asyncio.Event()
+        self._deposed: asyncio.Future[Epoch | None] = asyncio.get_running_loop().create_future()
+        self._pump: JournalPump | None = None
+
+    async def run(self, serving: Callable[[bool], None]) -> None:
+        """Begin the term and lead until somebody else does. `serving` is told when gateways are answered. Raises Deposed."""
+        descriptions = {}
+        for address in self._config.workers:
+            descriptions[address] = await describe(address)
+        self._epoch = await self._take_epoch(max(epoch.number for _, epoch in descriptions.values()))
+        async with asyncio.TaskGroup() as tasks:
+            for address in self._config.workers:
+                tasks.create_task(self._run_link(address, self._epoch))
+            tasks.create_task(self._watch_deposed())
+            leader = await self._begin([description for description, _ in descriptions.values()])
+            serving(True)
+            tasks.create_task(self._pump_journal())
+            while True:
+                await asyncio.sleep(TICK_S)
+                leader.tick()
+
+    @property
+    def leader(self) -> Leader | None:
+        """The leader, once the join is done."""
+        return self._leader if self._leads.is_set() else None
+
+    # -- beginning
+
+    async def _take_epoch(self, highest: int) -> Epoch:
+        while True:
+            stored = await self._store.read_epoch()
+            if isinstance(stored, Failed):
+                _log.warning("waiting for redis", error=stored.why)
+                await asyncio.sleep(STORE_RETRY_S)
+                continue
+            epoch = Epoch(1 + max(stored.number, highest), new_instance_id())
+            reply = await self._store.take_epoch(stored, epoch)
+            match reply:
+                case Failed(why):
+                    _log.warning("waiting for redis", error=why)
+                    await asyncio.sleep(STORE_RETRY_S)
+                case EpochMoved():
+                    continue
+                case _:
+                    _log.info("epoch taken", epoch=epoch.number)
+                    return epoch
+
+    async def _begin(self, descriptions: list[WorkerDescription]) -> Leader:
+        assert self._epoch is not None
+        started_us = now_us()
+        await self._all_reported()
+        stored = await self._read_store(self._epoch)
+        await self._hear_gateways(stored)
+        await self._all_reported()  # a worker may have gone and come back meanwhile
+        model = descriptions[0].model
+        self._pump = JournalPump(self._store, self._epoch, self)
+        self._leader = Leader(self._config, self._epoch, model, self._pump.wake)
+        recovered = join(stored, self._reports, self._claims(), self._stop_rule())
+        self._leader.lead(recovered, self._reports, dict(self._senders))
+        self._leads.set()
+        _log.info("leading", epoch=self._epoch.number, after_ms=(now_us() - started_us) // 1000, **_counts(recovered))
+        return self._leader
+
+    async def _all_reported(self) -> None:
+        while not all(address in self._reports for address in self._config.workers):
+            self._reported.clear()
+            await self._reported.wait()
+
+    async def _read_store(self, epoch: Epoch) -> StoredState:
+        while True:
+            reply = await self._store.read(epoch)
+            match reply:
+                case OlderEpoch(newer):
+                    raise Deposed(f"epoch {newer.number} was taken")
+                case Failed(why):
+                    _log.warning("waiting for redis", error=why)
+                    await asyncio.sleep(STORE_RETRY_S)
+                case _:
+                    return reply.state
+
+    async def _hear_gateways(self, stored: StoredState) -> None:
+        """Give gateways time to say what they hold of requests that live, at most `hello_wait_ms`."""
+        live = {request_id for request_id, request in stored.requests.items() if request.finish is None}
+        live |= {slot.request_id for report in self._reports.values() for slot in report.slots}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.hello_wait_ms / 1000):
+                while not live <= {claim.request_id for claim in self._claims()}:
+                    self._hello_came.clear()
+                    await self._hello_came.wait()
+
+    def _claims(self) -> list[GatewayClaim]:
+        return [
+            GatewayClaim(live.request_id, live.subscriber, live.token_ids)
+            for hello in self._hellos.values()
+            for live in hello.live
+        ]
+
+    def _stop_rule(self) -> Callable[[Submission, tuple[int, ...]], Finish | None]:
+        report = next(iter(self._reports.values()))
+        model, pool_len_max = report.description.model, report.description.geometry.num_tokens + 1
+
+        def first_stop(submission: Submission, output_token_ids: tuple[int, ...]) -> Finish | None:
+            tokens = submission.prompt_token_ids.tolist() + list(output_token_ids)
+            return StopRules.of(submission, model, pool_len_max).first_stop(tokens, 0)
+
+        return first_stop
+
+    # -- running
+
+    async def _run_link(self, address: str, epoch: Epoch) -> None:
+        link = WorkerLink(address, epoch, self, self._config.worker_silence_ms)
+        try:
+            await link.run()
+        except WorkerHasOlderEpoch as error:
+            raise Deposed(str(error)) from error
+
+    async def _pump_journal(self) -> None:
+        assert self._pump is not None
+        await self._pump.run()
+
+    async def _watch_deposed(self) -> None:
+        newer = await self._deposed
+        raise Deposed(f"epoch {newer.number} was taken" if newer is not None else "a gateway has seen a later epoch")
+
+    # -- what worker links hear
+
+    def worker_attached(self, address: str, report: WorkerReport, send: Callable[[ScheduledBatch], None]) -> None:
+        """See `WorkerListener`."""
+        _log.info("worker attached", worker=address, slots=len(report.slots), last_step=report.last_step)
+        self._reports[address] = report
+        self._senders[address] = send
+        self._reported.set()
+        if self._leader is not None:
+            self._leader.worker_attached(address, report, send)
+
+    def worker_output(self, address: str, output: ScheduledBatchOutput) -> None:
+        """See `WorkerListener`."""
+        assert self._leader is not None, "nothing was sent before the join"
+        self._leader.worker_output(address, output)
+
+    def worker_detached(self, address: str) -> None:
+        """See `WorkerListener`."""
+        self._reports.pop(address, None)
+        self._senders.pop(address, None)
+        if self._leader is not None:
+            self._leader.worker_detached(address)
+
+    # -- what gateways say
+
+    @property
+    def epoch(self) -> Epoch:
+        """See `SessionDesk`."""
+        assert self._epoch is not None, "sessions open after the epoch is taken"
+        return self._epoch
+
+    async def opened(self, session: GatewaySession, hello: Hello) -> HelloAck:
+        """See `SessionDesk`."""
+        if self._epoch is not None and not self._epoch.supersedes(hello.highest_epoch) and not self._deposed.done():
+            self._deposed.set_result(hello.highest_epoch)
+        self._hellos[session] = hello
+        self._hello_came.set()
+        try:
+            await self._leads.wait()
+        finally:
+            del self._hellos[session]
+        assert self._leader is not None
+        return self._leader.session_opened(session, hello)
+
+    def admit_session(self) -> None:
+        """Raise Unavailable before there is an epoch to speak under."""
+        if self._epoch is None:
+            raise Unavailable("waiting for worker and redis", reason="NO_EPOCH", retry_after_ms=200)
+
+    def heard(self, session: GatewaySession, message: Submit | Abort | StopFound) -> None:
+        """See `SessionDesk`."""
+        assert self._leader is not None
+        self._leader.heard(session, message)
+
+    def take_frame(self, session: GatewaySession) -> list[RequestOutput]:
+        """See `SessionDesk`."""
+        assert self._leader is not None
+        return self._leader.take_frame(session)
+
+    def closed(self, session: GatewaySession) -> None:
+        """See `SessionDesk`."""
+        if self._leader is not None:
+            self._leader.session_closed(session)
+
+    # -- what the journal pump asks and hears
+
+    def next_journal_call(self) -> JournalCall | None:
+        """See `JournalOwner`."""
+        assert self._leader is not None
+        return self._leader.next_journal_call()
+
+    def journal_replied(self, reply: JournalReply) -> None:
+        """See `JournalOwner`."""
+        assert self._leader is not None
+        self._leader.journal_replied(reply)
+        if self._leader.superseded is not None and not self._deposed.done():
+            self._deposed.set_result(self._leader.superseded)
+
+    def journal_wake_us(self) -> int | None:
+        """See `JournalOwner`."""
+        assert self._leader is not None
+        return self._leader.journal_wake_us()
+
+
+def _counts(recovered: Recovered) -> dict[str, int]:
+    """What the log says of a join."""
+    return {
+        "requests": len(recovered.requests),
+        "adopted": sum(request.adoption is not None for request in recovered.requests),
+        "finished": sum(request.finish is not None for request in recovered.requests),
+        "orphans": len(recovered.orphans),
+        "cached_blocks": sum(len(worker.published) for worker in recovered.workers),
+    }
