@@ -1,0 +1,50 @@
+"""Client of a Tessera gateway: `Client` for ordinary code, `AsyncClient` for asyncio. Needs grpcio and protobuf, no torch.
+
+from tessera.client import Client
+
+with Client("127.0.0.1:50051") as client:
+    for piece in client.stream([ChatMessage("user", "Why is the sky blue?")], max_tokens=200):
+        print(piece.text, end="", flush=True)
+"""
+
+from tessera.client.async_client import AsyncClient
+from tessera.client.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InternalError,
+    InvalidArgument,
+    NotFound,
+    Overloaded,
+    RequestAborted,
+    TesseraError,
+    Unavailable,
+)
+from tessera.client.request import ChatMessage, GenerateOptions, Prompt
+from tessera.client.results import Answer, Finish, FinishReason, Model, Piece, Timings, Usage
+from tessera.client.sync_client import Client
+
+__all__ = [
+    "AlreadyExists",
+    "Answer",
+    "AsyncClient",
+    "ChatMessage",
+    "Client",
+    "DeadlineExceeded",
+    "FailedPrecondition",
+    "Finish",
+    "FinishReason",
+    "GenerateOptions",
+    "InternalError",
+    "InvalidArgument",
+    "Model",
+    "NotFound",
+    "Overloaded",
+    "Piece",
+    "Prompt",
+    "RequestAborted",
+    "TesseraError",
+    "Timings",
+    "Unavailable",
+    "Usage",
+]

@@ -1,0 +1,85 @@
+"""What a caller asks for, and the message it becomes."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict, cast
+
+from tessera.v1 import inference_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation; `role` is for example `system`, `user` or `assistant`."""
+
+    role: str
+    content: str
+
+
+Prompt = str | Sequence[ChatMessage] | Sequence[int]
+"""Plain text, chat messages, or token ids."""
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How the output is drawn. What is left out takes the server's default."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    max_tokens: int
+    min_tokens: int
+    ignore_eos: bool
+    stop_token_ids: Sequence[int]
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """Keywords of `generate` and `stream`. `timeout_s` is the deadline of the whole answer; without one it may take for ever.
+
+    `request_id` is drawn where it is left out, so that an error can always name it.
+    """
+
+    model: str
+    request_id: str
+    stop: Sequence[str]
+    include_stop_in_output: bool
+    skip_special_tokens: bool
+    timeout_s: float
+
+
+def generation_of(prompt: Prompt, options: GenerateOptions) -> pb.Generation:
+    """The body of both Generate calls. Raises TypeError for a prompt of another kind or an unknown keyword, and ValueError for a
+    number that the message cannot hold."""
+    unknown = options.keys() - GenerateOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+    names = SamplingOptions.__annotations__.keys()
+    sampling = {name: value for name, value in options.items() if name in names}
+    rest = {name: value for name, value in options.items() if name not in names and name != "timeout_s"}
+    rest.setdefault("request_id", secrets.token_hex(16))
+    return pb.Generation(sampling=pb.Sampling(**sampling), **prompt_fields(prompt), **rest)  # type: ignore[arg-type]
+
+
+def prompt_fields(prompt: Prompt) -> dict[str, str | pb.ChatPrompt | pb.TokenPrompt]:
+    """The one field of the prompt's oneof that is set, by name."""
+    if isinstance(prompt, str):
+        return {"text": prompt}
+    items = list(prompt)
+    if items and all(isinstance(item, ChatMessage) for item in items):
+        return {"chat": chat_prompt(cast(Sequence[ChatMessage], items))}
+    if any(isinstance(item, ChatMessage) for item in items):
+        raise TypeError("a prompt is text, or chat messages only, or token ids only")
+    return {"tokens": pb.TokenPrompt(token_ids=cast(Sequence[int], items))}
+
+
+def chat_prompt(messages: Sequence[ChatMessage]) -> pb.ChatPrompt:
+    """The message of a conversation."""
+    return pb.ChatPrompt(messages=[pb.ChatMessage(role=item.role, content=item.content) for item in messages])
+
+
+def tokenize_request(prompt: str | Sequence[ChatMessage], model: str, add_special_tokens: bool) -> pb.TokenizeRequest:
+    """The request of `tokenize`."""
+    if isinstance(prompt, str):
+        return pb.TokenizeRequest(model=model, text=prompt, add_special_tokens=add_special_tokens)
+    return pb.TokenizeRequest(model=model, chat=chat_prompt(prompt), add_special_tokens=add_special_tokens)
