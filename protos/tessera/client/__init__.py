@@ -1,6 +1,6 @@
 """Client of a Tessera gateway: `Client` for ordinary code, `AsyncClient` for asyncio. Needs grpcio and protobuf, no torch.
 
-from tessera.client import Client
+from tessera.client import ChatMessage, Client
 
 with Client("127.0.0.1:50051") as client:
     for piece in client.stream([ChatMessage("user", "Why is the sky blue?")], max_tokens=200):
