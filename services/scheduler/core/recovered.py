@@ -65,10 +65,12 @@ class RecoveredWorker:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Everything a new leader starts from. `last_record` is the number of the last record read from the store."""
+    """Everything a new leader starts from. `last_record` is the number of the last record read from the store,
+    `num_contradictions` how many sources told an output that another one contradicts (0 in a deterministic system)."""
 
     last_record: int
     requests: tuple[RecoveredRequest, ...]
     workers: tuple[RecoveredWorker, ...]
     orphans: tuple[OrphanSlot, ...]
     drops: tuple[SlotToDrop, ...]
+    num_contradictions: int = 0
