@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.rpc.server import PUBLIC_RECEIVE_BYTES
 from tessera.values.config import ConfigError
 
 
@@ -19,7 +18,7 @@ class GatewayConfig:
     scheduler: str  # host:port
     model: str
     listen: str = "127.0.0.1:50051"
-    receive_bytes_max: int = PUBLIC_RECEIVE_BYTES
+    receive_bytes_max: int = 16 << 20  # largest request
     scheduler_wait_ms: int = 10_000  # how long a new request waits for a scheduler before it is UNAVAILABLE
     heartbeat_ms: int = 500  # a session silent for three of these is opened again
     ready_file: Path | None = None

@@ -58,9 +58,13 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
         await asyncio.wait((sessions,))
 
 
-async def run(config: GatewayConfig) -> None:
+def run(config: GatewayConfig) -> None:
     """Serve until SIGTERM or SIGINT, then drain. Raises what `serving` raises."""
     configure_logs("gateway", config.log_level)
+    asyncio.run(_run(config))
+
+
+async def _run(config: GatewayConfig) -> None:
     stop = stop_signal()
     async with serving(config) as gateway:
         await asyncio.wait((stop, gateway.sessions), return_when=asyncio.FIRST_COMPLETED)

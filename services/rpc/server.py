@@ -28,9 +28,6 @@ from services.rpc.reflection import add_reflection
 
 _log = structlog.get_logger()
 
-PUBLIC_RECEIVE_BYTES = 16 << 20
-"""Largest request on a public port."""
-
 INNER_MESSAGE_BYTES = 256 << 20
 """Largest message between our own processes: a Hello carries the tokens of every live request."""
 

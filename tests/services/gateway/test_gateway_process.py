@@ -21,12 +21,12 @@ from tessera.values.session import Abort, Submit
 ROOT = Path(__file__).resolve().parents[3]
 
 PROCESS = """
-import asyncio, sys
+import sys
 from pathlib import Path
 from services.gateway.config import GatewayConfig
 from services.gateway.main import run
 config = GatewayConfig(scheduler=sys.argv[1], model=sys.argv[2], listen="127.0.0.1:0", ready_file=Path(sys.argv[3]))
-asyncio.run(run(config))
+run(config)
 """
 
 
