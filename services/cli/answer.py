@@ -5,24 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import grpc
-
-from tessera.v1.inference_pb2 import Finish, FinishReason, Generation, StreamGenerateRequest
-from tessera.v1.inference_pb2_grpc import InferenceServiceStub
-
-_CHANNEL_OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20)]
-
-
-class AnswerFailed(Exception):
-    """The request ended without an answer. `code` is the gRPC status; the message is for people."""
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+from tessera.client import AsyncClient, Finish, GenerateOptions, Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     """A whole answer, and when its parts came, in seconds after the request was sent."""
 
     request_id: str
@@ -33,33 +20,27 @@ class Answer:
     total_s: float
 
 
-async def stream_answer(address: str, generation: Generation, write: Callable[[str], None], timeout_s: float) -> Answer:
-    """Send `generation` to the gateway at `address`, hand each piece of text to `write`, return the whole. Raises AnswerFailed."""
+async def stream_answer(address: str, prompt: Prompt, options: GenerateOptions, write: Callable[[str], None]) -> TimedAnswer:
+    """Send `prompt` to the gateway at `address`, hand each piece of text to `write`, return the whole. Raises TesseraError."""
     began_s = time.monotonic()
-    pieces: list[str] = []
+    text: list[str] = []
     token_ids: list[int] = []
     first_token_s = 0.0
-    async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
-        call = InferenceServiceStub(channel).StreamGenerate(StreamGenerateRequest(generation=generation), timeout=timeout_s)
-        try:
-            async for message in call:
-                if message.token_ids and not token_ids:
-                    first_token_s = time.monotonic() - began_s
-                token_ids.extend(message.token_ids)
-                pieces.append(message.text)
-                write(message.text)
-                if message.HasField("finish"):
-                    total_s = time.monotonic() - began_s
-                    return Answer(message.request_id, "".join(pieces), tuple(token_ids), message.finish, first_token_s, total_s)
-        except grpc.aio.AioRpcError as error:
-            raise AnswerFailed(error.code(), error.details() or "no details") from error
-    raise AnswerFailed(grpc.StatusCode.INTERNAL, "the stream ended without a finish")
+    async with AsyncClient(address) as client:
+        async for piece in client.stream(prompt, **options):
+            if piece.token_ids and not token_ids:
+                first_token_s = time.monotonic() - began_s
+            text.append(piece.text)
+            token_ids.extend(piece.token_ids)
+            write(piece.text)
+    assert piece.finish is not None, "a stream ends with its finish or raises"
+    total_s = time.monotonic() - began_s
+    return TimedAnswer(piece.request_id, "".join(text), tuple(token_ids), piece.finish, first_token_s, total_s)
 
 
-def summary(answer: Answer) -> str:
+def summary(answer: TimedAnswer) -> str:
     """One line for people: why it ended, tokens, and times as this client saw them."""
     usage = answer.finish.usage
-    reason = FinishReason.Name(answer.finish.reason).removeprefix("FINISH_REASON_").lower()
     decode_s = answer.total_s - answer.first_token_s
     rate = (
         f", then {(usage.completion_tokens - 1) / decode_s:.1f} tokens/s"
@@ -69,8 +50,8 @@ def summary(answer: Answer) -> str:
     cached = f" ({usage.cached_tokens} from cache)" if usage.cached_tokens else ""
     message = f": {answer.finish.message}" if answer.finish.message else ""
     return (
-        f"[{reason}{message}; prompt {usage.prompt_tokens} tokens{cached}, answer {usage.completion_tokens} tokens; "
-        f"first after {answer.first_token_s:.2f} s{rate}]"
+        f"[{answer.finish.reason.value}{message}; prompt {usage.prompt_tokens} tokens{cached}, "
+        f"answer {usage.completion_tokens} tokens; first after {answer.first_token_s:.2f} s{rate}]"
     )
 
 

@@ -3,29 +3,33 @@
 import asyncio
 import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import click
-import grpc
-from google.protobuf.json_format import MessageToDict
 
-from services.cli.answer import Answer, AnswerFailed, stream_answer, summary, write_piece
-from services.cli.sampling_options import build_sampling, sampling_options
+from services.cli.answer import TimedAnswer, stream_answer, summary, write_piece
+from services.cli.sampling_options import given_sampling, sampling_options
 from services.cli.up_config import DEFAULT_LISTEN
-from tessera.v1.inference_pb2 import ChatMessage, ChatPrompt, FinishReason, Generation
+from tessera.client import (
+    ChatMessage,
+    DeadlineExceeded,
+    FinishReason,
+    GenerateOptions,
+    InvalidArgument,
+    NotFound,
+    Prompt,
+    TesseraError,
+    Unavailable,
+)
 
 FAILED = 1
 REFUSED = 2
 UNREACHABLE = 3
 INTERRUPTED = 130
 
-_EXIT_STATUS = {
-    grpc.StatusCode.INVALID_ARGUMENT: REFUSED,
-    grpc.StatusCode.NOT_FOUND: REFUSED,
-    grpc.StatusCode.UNAVAILABLE: UNREACHABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED: UNREACHABLE,
-}
-"""Exit status per gRPC status; FAILED for the others."""
+_EXIT_STATUS = {InvalidArgument: REFUSED, NotFound: REFUSED, Unavailable: UNREACHABLE, DeadlineExceeded: UNREACHABLE}
+"""Exit status per kind of error; FAILED for the others."""
 
 
 @click.command("generate", short_help="Send a prompt and stream the answer.")
@@ -55,35 +59,35 @@ def command(prompt: str, **options: Any) -> None:
     Exit status: 0 answered; 1 the request failed; 2 it was refused (bad option, INVALID_ARGUMENT, NOT_FOUND);
     3 no gateway answers in time; 130 interrupted.
     """
-    generation = build_generation(sys.stdin.read() if prompt == "-" else prompt, options)
+    asked = _prompt(sys.stdin.read() if prompt == "-" else prompt, options)
     write = _discard if options["as_json"] else write_piece
     try:
-        answer = asyncio.run(stream_answer(options["address"], generation, write, options["timeout_s"]))
-    except AnswerFailed as error:
-        click.echo(f"Error: {error.code.name}: {error}", err=True)
-        sys.exit(_EXIT_STATUS.get(error.code, FAILED))
+        answer = asyncio.run(stream_answer(options["address"], asked, _options(options), write))
+    except TesseraError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(_EXIT_STATUS.get(type(error), FAILED))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    click.echo(json.dumps(as_dict(answer)) if options["as_json"] else "")
+    click.echo(_as_json(answer) if options["as_json"] else "")
     click.echo(summary(answer), err=True)
-    sys.exit(0 if answer.finish.reason in (FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH) else FAILED)
+    sys.exit(0 if answer.finish.reason in (FinishReason.STOP, FinishReason.LENGTH) else FAILED)
 
 
-def build_generation(prompt: str, options: dict[str, Any]) -> Generation:
-    """The request's body from what click parsed."""
-    body = Generation(model=options["model"], sampling=build_sampling(options), stop=options["stop"])
+def _prompt(text: str, options: dict[str, Any]) -> Prompt:
     if not options["chat"] and options["system"] is None:
-        body.text = prompt
-        return body
-    system = [] if options["system"] is None else [ChatMessage(role="system", content=options["system"])]
-    body.chat.CopyFrom(ChatPrompt(messages=[*system, ChatMessage(role="user", content=prompt)]))
-    return body
+        return text
+    system = [] if options["system"] is None else [ChatMessage("system", options["system"])]
+    return [*system, ChatMessage("user", text)]
 
 
-def as_dict(answer: Answer) -> dict[str, Any]:
-    """The answer as JSON has it: text, token ids, and `finish` as the protocol names it."""
-    finish = MessageToDict(answer.finish, preserving_proto_field_name=True)
-    return {"request_id": answer.request_id, "text": answer.text, "token_ids": list(answer.token_ids), "finish": finish}
+def _options(options: dict[str, Any]) -> GenerateOptions:
+    asked = GenerateOptions(model=options["model"], stop=options["stop"], timeout_s=options["timeout_s"])
+    asked.update(given_sampling(options))
+    return asked
+
+
+def _as_json(answer: TimedAnswer) -> str:
+    return json.dumps(asdict(answer) | {"finish": asdict(answer.finish) | {"reason": answer.finish.reason.value}})
 
 
 def _discard(_text: str) -> None:

@@ -1,18 +1,18 @@
 """Options for sampling parameters, made from the one table that says which values are accepted."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
-from tessera.v1.inference_pb2 import Sampling
+from tessera.client.request import SamplingOptions
 from tessera.values.sampling import LIMITS, Limit
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def sampling_options(command: Command) -> Command:
-    """Decorate a click command with one option per entry of LIMITS, and the fields of `Sampling` that have no range."""
+    """Decorate a click command with one option per entry of LIMITS, and the two that have no range."""
     command = click.option(
         "--stop-token-id", "stop_token_ids", type=int, multiple=True, metavar="ID", help="A token id that ends the answer."
     )(command)
@@ -22,10 +22,11 @@ def sampling_options(command: Command) -> Command:
     return command
 
 
-def build_sampling(options: Mapping[str, Any]) -> Sampling:
-    """The message from what click parsed; an option that was not given stays absent, so that the server's default holds."""
-    given = {name: options[name] for name in LIMITS if options[name] is not None}
-    return Sampling(**given, ignore_eos=options["ignore_eos"], stop_token_ids=options["stop_token_ids"])
+def given_sampling(options: Mapping[str, Any]) -> SamplingOptions:
+    """What the caller gave, as the client takes it; the rest stays absent, so that the server's defaults hold."""
+    given: dict[str, Any] = {name: options[name] for name in LIMITS if options[name] is not None}
+    given |= {name: options[name] for name in ("ignore_eos", "stop_token_ids") if options[name]}
+    return cast(SamplingOptions, given)
 
 
 def _option(name: str, limit: Limit) -> Callable[[Command], Command]:

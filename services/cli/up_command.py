@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from services.cli.answer import AnswerFailed, stream_answer, summary, write_piece
+from services.cli.answer import stream_answer, summary, write_piece
 from services.cli.child import PartDied
 from services.cli.config_options import Text, build_config, config_options
 from services.cli.data_folder import DataFolder, DataFolderInUse
 from services.cli.local_system import STOP_GRACE_S, PortTaken, check_listen, local_parts
 from services.cli.supervisor import Supervisor
 from services.cli.up_config import DEFAULT_LISTEN, UpConfig
-from tessera.v1.inference_pb2 import ChatMessage, ChatPrompt, Generation, Sampling
+from tessera.client import ChatMessage, GenerateOptions, TesseraError
 
 ANSWER_TOKENS_MAX = 128
 """Length of the answer to the one question, tokens."""
@@ -60,7 +60,7 @@ def command(**options: Any) -> None:
         with DataFolder(config.data.absolute()).lock():
             check_listen(config)
             sys.exit(asyncio.run(_interruptible(_System(config))))
-    except (DataFolderInUse, PortTaken, PartDied, AnswerFailed) as error:
+    except (DataFolderInUse, PortTaken, PartDied, TesseraError) as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(1)
 
@@ -104,13 +104,12 @@ class _System:
             keeper.cancel()
 
     async def _ask(self) -> None:
-        """Show question and answer, and how long they took. Raises AnswerFailed."""
+        """Show question and answer, and how long they took. Raises TesseraError."""
         _say(f"\n> {self._config.prompt}")
-        chat = ChatPrompt(messages=[ChatMessage(role="user", content=self._config.prompt)])
-        sampling = Sampling(temperature=0.0, max_tokens=ANSWER_TOKENS_MAX)
         asked_s = time.monotonic() - self._began_s
-        generation = Generation(chat=chat, sampling=sampling)
-        answer = await stream_answer(self._config.listen, generation, write_piece, self._config.start_timeout_s)
+        prompt = [ChatMessage("user", self._config.prompt)]
+        options = GenerateOptions(temperature=0.0, max_tokens=ANSWER_TOKENS_MAX, timeout_s=self._config.start_timeout_s)
+        answer = await stream_answer(self._config.listen, prompt, options, write_piece)
         click.echo("")
         _say(f"{summary(answer)}\nFirst token {asked_s + answer.first_token_s:.1f} s after the start.")
 

@@ -73,7 +73,7 @@ def test_text_goes_to_stdout_and_counts_to_stderr(run_async: RunAsync) -> None:
     assert (status, out) == (0, "The capital is Paris.\n")
     assert "[stop; prompt 5 tokens, answer 3 tokens; first after" in err
     assert gateway.asked[0].text == "What is it?"
-    assert gateway.asked[0].sampling == inference_pb2.Sampling(ignore_eos=False)  # the server's defaults hold
+    assert gateway.asked[0].sampling == inference_pb2.Sampling()  # the server's defaults hold
 
 
 def test_chat_and_every_sampling_option_reach_the_gateway(run_async: RunAsync) -> None:
@@ -107,7 +107,7 @@ def test_json_is_one_object_at_the_end(run_async: RunAsync) -> None:
     answer = json.loads(out)
     assert status == 0
     assert (answer["request_id"], answer["text"], answer["token_ids"]) == ("r1", "The capital is Paris.", [0, 1, 2])
-    assert answer["finish"]["usage"]["completion_tokens"] == 3
+    assert answer["finish"]["usage"]["completion_tokens"] == 3 and answer["finish"]["reason"] == "stop"
 
 
 @pytest.mark.parametrize(
