@@ -5,7 +5,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from tessera.client.request import SamplingOptions
+from tessera.client import GenerateOptions
 from tessera.values.sampling import LIMITS, Limit
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -22,11 +22,11 @@ def sampling_options(command: Command) -> Command:
     return command
 
 
-def given_sampling(options: Mapping[str, Any]) -> SamplingOptions:
+def given_sampling(options: Mapping[str, Any]) -> GenerateOptions:
     """What the caller gave, as the client takes it; the rest stays absent, so that the server's defaults hold."""
     given: dict[str, Any] = {name: options[name] for name in LIMITS if options[name] is not None}
     given |= {name: options[name] for name in ("ignore_eos", "stop_token_ids") if options[name]}
-    return cast(SamplingOptions, given)
+    return cast(GenerateOptions, given)
 
 
 def _option(name: str, limit: Limit) -> Callable[[Command], Command]:
