@@ -82,16 +82,22 @@ class RpcServer:
         self._names.append(name)
         self.health.set_ready(name, ready)
 
-    async def start(self) -> str:
-        """Listen and answer. Returns the address with the port that was bound. Raises BindError."""
+    async def start(self, announce: bool = True) -> str:
+        """Listen and answer. Returns the address with the port that was bound. Raises BindError. A role that answers health before it
+        can serve passes `announce` False and calls `announce` later."""
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         add_reflection(self._server, (*self._names, _HEALTH_NAME))
         address = self._bind()
         await self._server.start()
+        _log.info("listening", address=address)
+        if announce:
+            self.announce(address)
+        return address
+
+    def announce(self, address: str) -> None:
+        """Write the ready file, where one is configured."""
         if self._config.ready_file is not None:
             _write_whole(self._config.ready_file, json.dumps({"address": address}) + "\n")
-        _log.info("listening", address=address)
-        return address
 
     async def stop(self, grace_s: float) -> None:
         """End gracefully: NOT_SERVING, no new connections; calls still running after `grace_s` seconds are cancelled."""
