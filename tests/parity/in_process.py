@@ -1,0 +1,61 @@
+"""The real scheduler and the real worker engine in one process, without the wire between them."""
+
+from collections import deque
+
+import numpy as np
+
+from model_worker.engine import Engine
+from model_worker.kv_pool import KVPool
+from model_worker.models.causal_lm import CausalLM
+from services.scheduler.core.admission import Admitted
+from services.scheduler.core.scheduler import Scheduler
+from tessera.values.config import Config
+from tessera.values.identity import Epoch, new_instance_id, new_request_id
+from tessera.values.model import ModelInfo, WorkerDescription, WorkerLimits
+from tessera.values.request import Submission
+from tessera.values.sampling import SamplingParams
+
+WORKER = "in-process"
+
+
+class InProcess:
+    """One scheduler and one engine with a pool of its own; two batches in flight, as between processes."""
+
+    def __init__(self, model: CausalLM, info: ModelInfo, config: Config, block_size: int, num_blocks: int) -> None:
+        shape = model.config
+        kv = KVPool(shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
+        limits = WorkerLimits(config.max_num_seqs, config.max_num_batched_tokens)
+        self._engine = Engine(model, kv, WorkerDescription(new_instance_id(), info, kv.geometry, limits))
+        self._scheduler = Scheduler(config, Epoch(1, new_instance_id()))
+        self._scheduler.attach_worker(WORKER, self._engine.report(1), 0)
+        self._now_us = 0
+        self.num_steps = 0
+        self.num_cached_tokens = 0  # of all requests
+
+    def generate(self, prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
+        """Greedy outputs, EOS ignored; all prompts are submitted at once. Every block is free again afterwards."""
+        ids = [self._submit(prompt, count) for prompt, count in zip(prompts, max_tokens, strict=True)]
+        issued = deque()
+        while self._scheduler.load().num_running + self._scheduler.load().num_waiting:
+            while (batch := self._scheduler.schedule(WORKER, self._tick())) is not None:
+                issued.append(batch)
+            self._scheduler.postprocess(WORKER, self._engine.execute(issued.popleft()), self._tick())
+            self.num_steps += 1
+        for batch in issued:
+            self._scheduler.postprocess(WORKER, self._engine.execute(batch), self._tick())
+        sequences = [self._scheduler.request(request_id) for request_id in ids]
+        self.num_cached_tokens += sum(sequence.num_cached_tokens for sequence in sequences)
+        self._scheduler.check_integrity()
+        assert self._scheduler.load().num_free_blocks == self._scheduler.load().num_blocks
+        return [list(sequence.output_token_ids()) for sequence in sequences]
+
+    def _submit(self, prompt: list[int], max_tokens: int) -> bytes:
+        sampling = SamplingParams(seed=0, temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        request_id = new_request_id()
+        result = self._scheduler.submit(Submission(request_id, np.array(prompt, np.int32), sampling), 0, (), self._tick())
+        assert isinstance(result, Admitted), result
+        return request_id
+
+    def _tick(self) -> int:
+        self._now_us += 1000
+        return self._now_us
