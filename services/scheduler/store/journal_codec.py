@@ -122,26 +122,30 @@ def columns_from_bytes(data: bytes) -> DecodeColumns | None:
     return columns
 
 
-def block_key(worker: str, boot_id: bytes, block_id: int) -> bytes:
-    """Field of a prefix-cache entry: block id as 4 little-endian bytes, boot id, worker address in UTF-8."""
-    return block_id.to_bytes(_BLOCK_ID_BYTES, "little") + boot_id + worker.encode()
+def block_key(boot_id: bytes, block_id: int) -> bytes:
+    """Field of a prefix-cache entry: block id as 4 little-endian bytes, then the boot id.
+
+    20 bytes on purpose: of strings of 32 and more Lua hashes only some bytes, and a script that is handed thousands of keys which
+    differ in the others takes seconds.
+    """
+    return block_id.to_bytes(_BLOCK_ID_BYTES, "little") + boot_id
 
 
-def block_to_bytes(block: PublishedBlock) -> bytes:
-    """Bytes of `block` without its id."""
+def block_to_bytes(worker: str, block: PublishedBlock) -> bytes:
+    """Bytes of `block` without what its key says."""
     message = journal_pb2.PublishedBlock(
         digest=block.digest,
         parent=block.parent,
         token_ids=struct.pack(f"<{len(block.token_ids)}i", *block.token_ids),
         published_step=block.published_step,
+        worker=worker,
     )
     return message.SerializeToString()
 
 
 def block_from_bytes(key: bytes, data: bytes) -> tuple[str, bytes, PublishedBlock]:
     """Worker, boot id and entry from a field and its value."""
-    boot_end = _BLOCK_ID_BYTES + INSTANCE_ID_BYTES
-    if len(key) < boot_end:
+    if len(key) != _BLOCK_ID_BYTES + INSTANCE_ID_BYTES:
         raise MalformedMessage(f"block key: {len(key)} bytes")
     message = journal_pb2.PublishedBlock.FromString(data)
     block = PublishedBlock(
@@ -151,7 +155,7 @@ def block_from_bytes(key: bytes, data: bytes) -> tuple[str, bytes, PublishedBloc
         token_ids=tuple(column_from_bytes(message.token_ids, "token_ids").tolist()),
         published_step=message.published_step,
     )
-    return key[boot_end:].decode(), key[_BLOCK_ID_BYTES:boot_end], block
+    return message.worker, key[_BLOCK_ID_BYTES:], block
 
 
 def _column(values: "array[int]") -> bytes:

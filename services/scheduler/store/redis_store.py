@@ -38,7 +38,7 @@ from services.scheduler.store.journal_codec import (
     submission_to_bytes,
 )
 from services.scheduler.store.port import EpochMoved, EpochTaken, ReadReply, StoredJournal, TakeReply
-from services.scheduler.store.resp_connection import ConnectionLost, ErrorReply, RespConnection
+from services.scheduler.store.resp_connection import ConnectionLost, ErrorReply, RespConnection, read_url
 from services.worker.convert import MalformedMessage
 from tessera.values.identity import NO_EPOCH, Epoch
 from tessera.values.request import Submission
@@ -57,11 +57,11 @@ _KINDS = ("log", "requests", "blocks")
 class RedisStore:
     """`Store` in Redis or Valkey. Connects by itself, at the first call and again after each failure.
 
-    `url` is `redis://`, `rediss://` or `unix://`, as redis-py reads it; `group` names the keys.
+    `url` is `redis://`, `rediss://` or `unix://`, as redis-py reads it (a malformed one is a ValueError); `group` names the keys.
     """
 
     def __init__(self, url: str, group: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        self._url = url
+        self._options = read_url(url)
         self._timeout_s = timeout_s
         self._connection: RespConnection | None = None
         prefix = f"tessera:{{{group}}}"
@@ -125,7 +125,7 @@ class RedisStore:
 
     async def _command(self, *args: bytes | str | int) -> Any:
         if self._connection is None or self._connection.is_lost:
-            self._connection = await RespConnection.open(self._url, self._timeout_s)
+            self._connection = await RespConnection.open(self._options, self._timeout_s)
         return await self._connection.command(*args)
 
     async def _run(self, script: str, args: Sequence[bytes | int]) -> list[Any]:
@@ -187,9 +187,7 @@ def _encode(call: JournalCall) -> tuple[str, list[bytes | int]]:
         case Append():
             log = [columns_to_bytes(columns) for columns in call.log]
             deleted = [tag + request_id for request_id in call.forgotten for tag in (SUBMISSION_TAG, REQUEST_TAG)]
-            unpublished = [
-                block_key(delta.worker, delta.boot_id, block_id) for delta in call.blocks for block_id in delta.unpublished
-            ]
+            unpublished = [block_key(delta.boot_id, block_id) for delta in call.blocks for block_id in delta.unpublished]
             lists = [log, _request_fields(call.submissions, call.requests), deleted, _block_fields(call.blocks), unpublished]
             return scripts.APPEND, [call.first, call.log_from, *_counted(lists)]
         case BeginRewrite():
@@ -222,5 +220,5 @@ def _block_fields(deltas: Iterable[BlockDelta]) -> list[bytes]:
     fields = []
     for delta in deltas:
         for block in delta.published:
-            fields += [block_key(delta.worker, delta.boot_id, block.block_id), block_to_bytes(block)]
+            fields += [block_key(delta.boot_id, block.block_id), block_to_bytes(delta.worker, block)]
     return fields

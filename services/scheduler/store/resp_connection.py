@@ -23,6 +23,11 @@ class ConnectionLost(Exception):
     """No reply will come: the server cannot be reached, closed the connection, or was silent for too long."""
 
 
+def read_url(url: str) -> dict[str, Any]:
+    """The parts of a `redis://`, `rediss://` or `unix://` URL, in redis-py's names. Raises ValueError."""
+    return dict(parse_url(url))
+
+
 class RespConnection(asyncio.Protocol):
     """An open connection. It is lost at the first timeout, since later replies could not be told apart; open another then."""
 
@@ -34,12 +39,11 @@ class RespConnection(asyncio.Protocol):
         self._lost: ConnectionLost | None = None
 
     @classmethod
-    async def open(cls, url: str, timeout_s: float) -> "RespConnection":
-        """Connect to `url` (`redis://`, `rediss://`, `unix://`), authenticate and select the database.
+    async def open(cls, options: dict[str, Any], timeout_s: float) -> "RespConnection":
+        """Connect as `read_url` says, authenticate and select the database.
 
-        Raises ConnectionLost, ErrorReply where the server refuses the credentials, ValueError for a malformed URL.
+        Raises ConnectionLost, or ErrorReply where the server refuses the credentials.
         """
-        options: dict[str, Any] = dict(parse_url(url))
         loop = asyncio.get_running_loop()
         connection = cls(timeout_s)
         try:
