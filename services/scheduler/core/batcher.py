@@ -29,14 +29,11 @@ class Batcher:
     def plan(self, replica: Replica, now_us: int) -> StepPlan:
         """The rows of the next step; they count as in flight."""
         plan = StepPlan(replica.tokens_max, replica.running_max)
-        preempted = self.num_preemptions
         self._add_decodes(replica, plan)
         self._add_prefills(replica, plan)
-        # Blocks that a preemption freed are for those it was made for, not for the next in the queue.
-        if self.num_preemptions == preempted:
-            while self._waiting and replica.has_room and not plan.is_full:
-                if not self._admit_head(replica, plan, now_us):
-                    break
+        while self._waiting and replica.has_room and not plan.is_full:
+            if not self._admit_head(replica, plan, now_us):
+                break
         return plan
 
     def _add_decodes(self, replica: Replica, plan: StepPlan) -> None:
@@ -45,21 +42,23 @@ class Batcher:
             if plan.is_full:
                 return
             # A prefill's last chunk of one position is a decode as well: it has waited longest.
-            if sequence.status is not SequenceStatus.RUNNING or not _is_decode(sequence) or not sequence.can_grow():
+            position = sequence.next_decode()
+            if position is None or sequence.status is not SequenceStatus.RUNNING:
                 continue
             new_block_ids: Items[int] | None = ()
-            if sequence.ledger.scheduled_len == len(sequence.table.block_ids) * block_size:
+            if position == len(sequence.table.block_ids) * block_size:
                 new_block_ids = self._grow(replica, plan, sequence, 1)
             if new_block_ids is not None:
-                plan.add_decode(sequence, new_block_ids)
+                plan.add_decode(sequence, position, new_block_ids)
 
     def _add_prefills(self, replica: Replica, plan: StepPlan) -> None:
         for sequence in list(replica.running.values()):
             if plan.is_full:
                 return
-            if sequence.status is not SequenceStatus.RUNNING or sequence in plan or _is_decode(sequence):
+            ledger = sequence.ledger
+            if sequence.status is not SequenceStatus.RUNNING or (sequence.has_entered and ledger.num_remaining == 1):
                 continue
-            count = self._chunk(sequence.ledger.num_remaining, replica, plan)
+            count = self._chunk(ledger.num_remaining, replica, plan)
             new_block_ids = self._grow(replica, plan, sequence, count) if count else None
             if new_block_ids is None:
                 continue
@@ -116,7 +115,3 @@ class Batcher:
             self.num_preemptions += 1
             if victim is sequence:
                 return None
-
-
-def _is_decode(sequence: Sequence) -> bool:
-    return sequence.has_entered and sequence.ledger.num_remaining == 1

@@ -38,11 +38,6 @@ class Ledger:
         return self.computed_len + self.positions_in_flight
 
     @property
-    def num_placeholders(self) -> int:
-        """Tokens that batches in flight are sampling."""
-        return max(0, self.scheduled_len - len(self.token_ids) + 1)
-
-    @property
     def num_remaining(self) -> int:
         """Positions up to and including the one that samples the next token; 1 is a decode, >= 1 always."""
         return max(1, len(self.token_ids) - self.scheduled_len)

@@ -148,7 +148,6 @@ class Replica:
         lost = list(self.running.values())
         for sequence in lost:
             self.vacate(sequence, None)
-        self.drops.clear()  # the next report says what the worker still holds
         return lost
 
     def _queue_drop(self, sequence: Sequence, finish: Finish | None) -> None:

@@ -78,10 +78,15 @@ class Sequence:
         """The earliest stop after the first `checked` output tokens; None as well while no worker has told the model."""
         return self.rules.first_stop(self.ledger.token_ids, checked) if self.rules is not None else None
 
-    def can_grow(self) -> bool:
-        """Whether another token can come after those that batches in flight are sampling."""
+    def next_decode(self) -> int | None:
+        """The position that the next decode row computes; None where more than one is left to compute, where the sequence has still to
+        enter its slot, or where the tokens that batches in flight are sampling will be its last."""
         ledger = self.ledger
-        return ledger.num_tokens + ledger.num_placeholders < self.tokens_max
+        position, num_tokens = ledger.computed_len + ledger.positions_in_flight, len(ledger.token_ids)
+        # The row that computes a position samples the token at the next; beyond the committed ones those are placeholders.
+        if position + 1 >= num_tokens and position + 1 < self.tokens_max and self.has_entered:
+            return position
+        return None
 
     def run(self, worker: str, slot: int) -> None:
         """Take a slot; the table is filled already."""

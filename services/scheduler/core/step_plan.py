@@ -36,21 +36,22 @@ class StepPlan:
         self.context_lens: list[int] = []
         self.new_block_counts: list[int] = []
         self.new_block_ids: list[int] = []
-        self._samples: list[bool] = []
-        self._planned: set[bytes] = set()
+        self._samples: list[int] = []
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence.request_id in self._planned
+        return sequence in self.sequences
 
     @property
     def is_full(self) -> bool:
         """No budget left for another row."""
         return not (self.tokens_left and self.rows_left)
 
-    def add_decode(self, sequence: Sequence, new_block_ids: Items[int]) -> None:
-        """One position that samples. All decodes come before the first prefill."""
+    def add_decode(self, sequence: Sequence, position: int, new_block_ids: Items[int]) -> None:
+        """The next position, which samples. All decodes come before the first prefill."""
         sequence.type = SequenceType.DECODE
-        self._add(sequence, 1, new_block_ids)
+        sequence.ledger.positions_in_flight += 1
+        self._add(sequence, 1, position + 1, new_block_ids)
+        self._samples.append(1)
         self.num_decodes += 1
 
     def add_prefill(self, sequence: Sequence, count: int, new_block_ids: Items[int] = ()) -> None:
@@ -59,22 +60,23 @@ class StepPlan:
         if not sequence.has_entered:
             self.entries.append(sequence.enter())
             new_block_ids = ()  # its whole table came with the entry
-        self._add(sequence, count, new_block_ids)
+        samples = sequence.ledger.schedule(count)
+        self._add(sequence, count, sequence.ledger.scheduled_len, new_block_ids)
+        self._samples.append(int(samples))
 
     def issued(self, step_id: int) -> IssuedBatch:
         """The rows as they are remembered until their output comes."""
         attempts = [sequence.attempt for sequence in self.sequences]
         return IssuedBatch(step_id, self.sequences, attempts, self.counts, np.array(self._samples, np.int32))
 
-    def _add(self, sequence: Sequence, count: int, new_block_ids: Items[int]) -> None:
+    def _add(self, sequence: Sequence, count: int, context_len: int, new_block_ids: Items[int]) -> None:
         assert sequence.slot is not None and count <= self.tokens_left and self.rows_left
-        self._samples.append(sequence.ledger.schedule(count))
         self.sequences.append(sequence)
         self.slots.append(sequence.slot)
         self.counts.append(count)
-        self.context_lens.append(sequence.ledger.scheduled_len)
+        self.context_lens.append(context_len)
         self.new_block_counts.append(len(new_block_ids))
-        self.new_block_ids.extend(new_block_ids)
-        self._planned.add(sequence.request_id)
+        if new_block_ids:
+            self.new_block_ids.extend(new_block_ids)
         self.tokens_left -= count
         self.rows_left -= 1
