@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-_BOUND_PROCESS = Path(__file__).with_name("bound_process.py")
+from services import bound_process
 
 _READY_POLL_S = 0.02
 
@@ -44,7 +44,7 @@ class Child:
         """Start the process, the first time or again; returns before it is ready."""
         assert self._process is None or self._process.returncode is not None, "already running"
         self._spec.ready_file.unlink(missing_ok=True)
-        command = [sys.executable, "-I", "-S", str(_BOUND_PROCESS), str(os.getpid()), *self._spec.command]
+        command = [sys.executable, "-I", "-S", bound_process.__file__, str(os.getpid()), *self._spec.command]
         with self._spec.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

