@@ -5,6 +5,7 @@ durable becomes due to the gateways. Batches leave before records are written: t
 """
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 import structlog
 
@@ -26,6 +27,9 @@ from tessera.values.request import RequestOutput
 from tessera.values.session import Abort, Hello, HelloAck, Rejected, RejectReason, StopFound, Submit, TakenOver
 
 _log = structlog.get_logger()
+
+INTEGRITY_IDLE_US = 2_000_000
+"""Idle time after which the cores are checked: it costs a pass over all blocks."""
 
 _REJECT = {
     RefusalReason.TOO_LONG: RejectReason.TOO_LONG,
@@ -50,6 +54,8 @@ class Leader:
         self._sessions: set[GatewaySession] = set()
         self._orphans_until_us = 0
         self._draining = False
+        self._idle_since_us = 0
+        self._is_checked = False
 
     def lead(
         self, recovered: Recovered, reports: dict[str, WorkerReport], senders: dict[str, Callable[[ScheduledBatch], None]]
@@ -183,6 +189,19 @@ class Leader:
             self._orphans_until_us = 0
             self.scheduler.expire_orphans()
         self._settle(None)
+        self._note_idle(now)
+
+    def _note_idle(self, now: int) -> None:
+        """Say once per idle time how much there is, and check once that all parts tell one story."""
+        load = self.scheduler.load()
+        if load.num_running or load.num_waiting:
+            self._idle_since_us, self._is_checked = 0, False
+        elif not self._idle_since_us:
+            self._idle_since_us = now
+            _log.debug("idle", **asdict(load))
+        elif not self._is_checked and now - self._idle_since_us >= INTEGRITY_IDLE_US:
+            self._is_checked = True
+            self.scheduler.check_integrity()
 
     # -- inside
 

@@ -86,6 +86,16 @@ class StackOptions:
     gateway: list[str] = field(default_factory=list)
 
 
+MODEL = "SmolLM2-135M-Instruct"
+
+CALM = StackOptions(
+    model=MODEL,
+    scheduler=["--result-retention-ms", "500", "--log-level", "debug", "--max-num-batched-tokens", "512"],
+    worker=["--kv-cache-bytes", str(192 * 1024 * 1024)],
+)
+"""The real model in a small pool, a retention that tests can wait for, and a scheduler that says when it is idle."""
+
+
 class Stack:
     """Redis, worker, scheduler, gateway."""
 
@@ -131,6 +141,18 @@ class Stack:
 def children_of_this_process() -> list[str]:
     """Command lines of all living descendants."""
     return [" ".join(child.cmdline()) for child in psutil.Process(os.getpid()).children(recursive=True)]
+
+
+def idle_events(stack: Stack) -> list[dict[str, int]]:
+    """Everything that the running scheduler said of idle times: its load then."""
+    path = stack.scheduler.folder / f"scheduler.{stack.scheduler.starts}.log"
+    events = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
+    return [event for event in events if event["event"] == "idle"]
+
+
+def last_idle(stack: Stack) -> dict[str, int]:
+    """What the scheduler said when it last had nothing to do; empty before."""
+    return (idle_events(stack) or [{}])[-1]
 
 
 def _free_ports(count: int) -> list[int]:
