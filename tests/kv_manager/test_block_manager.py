@@ -282,10 +282,12 @@ class TestFreeing:
     def test_freeing_an_empty_table_is_a_no_op(self, serve: Serve) -> None:
         serving = serve()
         sequence = serving.admit(ids(1, 8))
+        serving.compute(sequence)
         serving.free(sequence)
         serving.manager.free(sequence.table)
         serving.manager.free(BlockTable())
         serving.check()
+        assert (sequence.table.block_ids, sequence.table.num_published) == ([], 0)
         assert serving.manager.num_free_blocks == 16
 
     def test_a_shared_block_stays_until_its_last_holder_goes(self, serve: Serve) -> None:
