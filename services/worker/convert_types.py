@@ -6,8 +6,7 @@ from tessera.values.model import KVGeometry, ModelInfo, WorkerDescription, Worke
 from tessera.values.sampling import SEED_MAX, SamplingParams
 from tessera.worker.v1 import types_pb2
 
-_FINISH_TO_PROTO = {reason: types_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
-_FINISH_FROM_PROTO = {number: reason for reason, number in _FINISH_TO_PROTO.items()}
+_FINISH_REASONS = {types_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}"): reason for reason in FinishReason}
 
 
 class MalformedMessage(ValueError):
@@ -65,7 +64,7 @@ def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
 def finish_to_proto(finish: Finish) -> types_pb2.Finish:
     """Message of `finish`."""
     return types_pb2.Finish(
-        reason=_FINISH_TO_PROTO[finish.reason],
+        reason=f"FINISH_REASON_{finish.reason.name}",
         output_len=finish.output_len,
         stop_token_id=finish.stop_token_id,
         stop_string=finish.stop_string,
@@ -75,7 +74,7 @@ def finish_to_proto(finish: Finish) -> types_pb2.Finish:
 
 def finish_from_proto(message: types_pb2.Finish) -> Finish:
     """The terminal mark; an unknown reason is malformed."""
-    reason = _FINISH_FROM_PROTO.get(message.reason)
+    reason = _FINISH_REASONS.get(message.reason)
     if reason is None:
         raise MalformedMessage(f"finish.reason: unknown value {message.reason}")
     return Finish(

@@ -1,0 +1,106 @@
+"""The one thread that computes, beside the event loop that speaks: a forward pass never holds up a heartbeat."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from model_worker.batch_refused import BatchRefused
+from model_worker.engine import Engine
+from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
+
+Outcome = ScheduledBatchOutput | BatchRefused
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    batch: ScheduledBatch
+    tell: Callable[[Outcome], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Barrier:
+    passed: Callable[[], None]
+
+
+class EngineThread:
+    """Executes submitted batches in order. Made and called on the event loop, which hears every outcome too.
+
+    The engine belongs to the thread; the loop may use it after `fence` has returned and until the next `submit`. `crashed` never
+    completes unless the engine raises something else than BatchRefused: a bug, after which what it holds cannot be trusted.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._loop = asyncio.get_running_loop()
+        self.crashed: asyncio.Future[None] = self._loop.create_future()
+        self._changed = threading.Condition()
+        self._queue: deque[_Job | _Barrier] = deque()
+        self._poisoned = False
+        self._closed = False
+        threading.Thread(target=self._work, name="engine", daemon=True).start()
+
+    def submit(self, batch: ScheduledBatch, tell: Callable[[Outcome], None]) -> None:
+        """Execute `batch` after those before it and `tell` the loop how it went. A no-op while poisoned."""
+        with self._changed:
+            if not self._poisoned:
+                self._queue.append(_Job(batch, tell))
+                self._changed.notify()
+
+    def poison(self) -> None:
+        """Forget the batches that have not started, and take no more until a `fence`. A refusal does this by itself."""
+        with self._changed:
+            self._poisoned = True
+            barriers = [item for item in self._queue if isinstance(item, _Barrier)]
+            self._queue = deque(barriers)
+
+    async def fence(self) -> None:
+        """Forget the batches that have not started, wait for the one that has (its outcome is told first), and begin afresh."""
+        self.poison()
+        passed = asyncio.Event()
+        with self._changed:
+            self._queue.append(_Barrier(passed.set))
+            self._changed.notify()
+        await passed.wait()
+
+    def close(self) -> None:
+        """End the thread after the batch it executes."""
+        self.poison()
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _work(self) -> None:
+        try:
+            while (item := self._next()) is not None:
+                if isinstance(item, _Barrier):
+                    self._call(item.passed)
+                else:
+                    self._call(partial(item.tell, self._execute(item.batch)))
+        except Exception as error:  # noqa: BLE001 - handed to the loop, which ends the process
+            self._call(partial(self.crashed.set_exception, error))
+
+    def _next(self) -> _Job | _Barrier | None:
+        """The next thing to do; None when closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closed)
+            if self._closed:
+                return None
+            item = self._queue.popleft()
+            if isinstance(item, _Barrier):
+                self._poisoned = False
+            return item
+
+    def _execute(self, batch: ScheduledBatch) -> Outcome:
+        try:
+            return self.engine.execute(batch)
+        except BatchRefused as refusal:
+            self.poison()  # here, before the loop hears of it: nothing may run behind a refused batch
+            return refusal
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Call `function` on the loop, unless the loop has ended."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function)

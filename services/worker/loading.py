@@ -1,0 +1,91 @@
+"""From a worker's configuration to an engine that is ready to execute."""
+
+import os
+import time
+from dataclasses import replace
+
+import structlog
+import torch
+
+from model_worker.engine import Engine
+from model_worker.kernels.torch_backend import TorchKernels
+from model_worker.kv_pool import KVPool, kv_bytes_per_token, num_blocks_for
+from model_worker.models.causal_lm import CausalLM
+from model_worker.models.deterministic import ARCHITECTURE, DeterministicLM, deterministic_config
+from model_worker.weights.open_model import load_model, open_model
+from services.worker.config import WorkerConfig
+from tessera.values.config import ConfigError
+from tessera.values.identity import new_instance_id
+from tessera.values.model import ModelInfo, WorkerDescription, WorkerLimits
+
+_log = structlog.get_logger()
+
+DETERMINISTIC = "deterministic"
+"""The model name that loads no weights; `deterministic:NAME` says of itself what the model NAME would (vocabulary, tokenizer, ...)."""
+
+_DETERMINISTIC_ALONE = ModelInfo(
+    name=DETERMINISTIC,
+    architecture=ARCHITECTURE,
+    vocab_size=512,
+    max_model_len=8192,
+    eos_token_ids=(),
+    bos_token_id=None,
+    tokenizer_digest="",
+    weights_digest=DETERMINISTIC,
+)
+
+
+def load_engine(config: WorkerConfig) -> Engine:
+    """Load the model, reserve the KV pool, and put an engine around both. Takes seconds; logs how it goes.
+
+    Raises ModelError for a model that cannot be used, ConfigError and KVPoolTooSmall for numbers that do not fit it.
+    """
+    started = time.monotonic()
+    threads = config.threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    _log.info("loading model", model=config.model, threads=threads)
+    model, info = _load(config.model)
+    info = replace(info, max_model_len=_max_model_len(config, info))
+    shape = model.config
+    token_bytes = kv_bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim)
+    num_blocks = num_blocks_for(config.kv_cache_bytes, config.block_size, token_bytes)
+    kv = KVPool(shape.num_layers, num_blocks, config.block_size, shape.num_kv_heads, shape.head_dim)
+    limits = WorkerLimits(config.max_num_seqs, config.max_num_batched_tokens)
+    engine = Engine(model, kv, WorkerDescription(new_instance_id(), info, kv.geometry, limits))
+    _log.info(
+        "model loaded",
+        model=info.name,
+        architecture=info.architecture,
+        seconds=round(time.monotonic() - started, 2),
+        max_model_len=info.max_model_len,
+        kv_blocks=num_blocks,
+        block_size=config.block_size,
+        kv_tokens=kv.geometry.num_tokens,
+        kv_mib=round(num_blocks * config.block_size * token_bytes / 2**20),
+    )
+    return engine
+
+
+def _load(name: str) -> tuple[CausalLM, ModelInfo]:
+    if name == DETERMINISTIC:
+        return _deterministic(_DETERMINISTIC_ALONE)
+    prefix, _, likeness = name.partition(":")
+    if prefix == DETERMINISTIC:
+        info = open_model(likeness).info
+        return _deterministic(replace(info, architecture=ARCHITECTURE, weights_digest=DETERMINISTIC))
+    source = open_model(name)
+    return load_model(source, TorchKernels()), source.info
+
+
+def _deterministic(info: ModelInfo) -> tuple[CausalLM, ModelInfo]:
+    return DeterministicLM(deterministic_config(info.vocab_size, info.max_model_len)), info
+
+
+def _max_model_len(config: WorkerConfig, info: ModelInfo) -> int:
+    if config.max_model_len is None:
+        return info.max_model_len
+    if config.max_model_len > info.max_model_len:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but {info.name} was trained for {info.max_model_len} tokens"
+        )
+    return config.max_model_len
