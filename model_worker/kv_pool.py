@@ -4,13 +4,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tessera.values.config import ConfigError
 from tessera.values.model import KVGeometry
 
 KV_CACHE_BYTES_DEFAULT = 512 * 1024 * 1024
 _FORMATS = {torch.float32: "torch/f32", torch.float16: "torch/f16", torch.bfloat16: "torch/bf16"}
 
 
-class KVPoolTooSmall(Exception):
+class KVPoolTooSmall(ConfigError):
     """`kv_cache_bytes` does not hold a single block; the message says how many bytes one block needs."""
 
 

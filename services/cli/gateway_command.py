@@ -33,6 +33,7 @@ def command(**options: Any) -> None:
     requests, at most drain-grace-s.
     """
     config = build_config(GatewayConfig, options)
-    from services.gateway.main import run  # here: `--help` needs no tokenizer
+    from services.cli.role_process import run_role  # here: `--help` needs no tokenizer
+    from services.gateway.main import run
 
-    run(config)
+    run_role(run, config)

@@ -46,6 +46,7 @@ def command(**options: Any) -> None:
     It keeps trying until the worker and Redis answer. SIGTERM or Ctrl-C ends it after the running requests, at most drain-grace-s.
     """
     config = build_config(SchedulerConfig, options)
-    from services.scheduler.main import run  # here: `--help` needs neither grpc nor redis
+    from services.cli.role_process import run_role  # here: `--help` needs neither grpc nor redis
+    from services.scheduler.main import run
 
-    run(config)
+    run_role(run, config)

@@ -37,6 +37,7 @@ def command(**options: Any) -> None:
     It serves as soon as the model is loaded. SIGTERM or Ctrl-C ends it after the batch that it computes.
     """
     config = build_config(WorkerConfig, options)
-    from services.worker.main import run  # here: `--help` needs no torch
+    from services.cli.role_process import run_role  # here: `--help` needs no torch
+    from services.worker.main import run
 
-    run(config)
+    run_role(run, config)

@@ -29,6 +29,8 @@ class SchedulerConfig:
             raise ConfigError(f"workers must name exactly one model worker (host:port), got {len(self.workers)}")
         if not self.group or any(c in "{}: " for c in self.group):
             raise ConfigError(f"group must be a name without braces, colons or spaces, got {self.group!r}")
+        if not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
+            raise ConfigError(f"redis_url must begin with redis://, rediss:// or unix://, got {self.redis_url!r}")
         for name in ("hello_wait_ms", "worker_silence_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")

@@ -1,0 +1,45 @@
+"""A role that cannot start says why in one line, with exit status 1, or 2 for what its config refuses."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def tessera(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "services.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("worker", "--model", "./gone", "--listen", "127.0.0.1:0"), "model './gone' does not exist"),
+        (("worker", "--model", "deterministic", "--kv-cache-bytes", "10", "--listen", "127.0.0.1:0"), "kv_cache_bytes is 10"),
+        (("gateway", "--model", "./gone", "--scheduler", "127.0.0.1:1"), "model './gone' does not exist"),
+        (
+            ("scheduler", "--worker", "127.0.0.1:1", "--redis", "redis://127.0.0.1:1", "--listen", "256.0.0.1:1"),
+            "cannot listen",
+        ),
+    ],
+)
+def test_what_cannot_work_is_one_line(arguments: tuple[str, ...], complaint: str) -> None:
+    result = tessera(*arguments)
+    assert result.returncode == 1, result.stderr
+    assert f"Error: {complaint}" in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("worker",), "Missing option '--model'"),
+        (("worker", "--model", "x", "--block-size", "7"), "block_size must be 1 or a multiple of 16, got 7"),
+        (("scheduler", "--worker", "a:1"), "Missing option '--redis'"),
+        (("scheduler", "--worker", "a:1", "--redis", "http://x"), "redis_url must begin with redis://"),
+        (("gateway", "--scheduler", "a:1"), "Missing option '--model'"),
+    ],
+)
+def test_what_the_config_refuses_is_a_usage_error(arguments: tuple[str, ...], complaint: str) -> None:
+    result = tessera(*arguments)
+    assert result.returncode == 2, result.stderr
+    assert complaint in result.stderr
