@@ -54,11 +54,10 @@ class Sequence:
     finished_us: int = 0
     timings: RequestTimings = RequestTimings()
     cursor: JournalCursor = field(default_factory=JournalCursor)
+    request_id: bytes = field(init=False)  # the submission's
 
-    @property
-    def request_id(self) -> bytes:
-        """The internal id."""
-        return self.submission.request_id
+    def __post_init__(self) -> None:
+        self.request_id = self.submission.request_id
 
     @property
     def output_len(self) -> int:

@@ -24,46 +24,49 @@ class StopRules:
     max_tokens: int
     model_len_max: int
     pool_len_max: int
+    tokens_max: int  # prompt and output together never grow beyond this
     eos_ids: frozenset[int]
     stop_ids: frozenset[int]
+    ending_ids: frozenset[int]  # both
     stop_sequences: tuple[list[int], ...]
 
     @classmethod
     def of(cls, submission: Submission, model: ModelInfo, pool_len_max: int) -> "StopRules":
         """The rules of `submission`."""
-        sampling = submission.sampling
+        sampling, prompt_len = submission.sampling, len(submission.prompt_token_ids)
+        eos_ids = frozenset() if sampling.ignore_eos else frozenset(model.eos_token_ids)
+        stop_ids = frozenset(sampling.stop_token_ids)
         return cls(
-            prompt_len=len(submission.prompt_token_ids),
+            prompt_len=prompt_len,
             min_tokens=sampling.min_tokens,
             max_tokens=sampling.max_tokens,
             model_len_max=model.max_model_len,
             pool_len_max=pool_len_max,
-            eos_ids=frozenset() if sampling.ignore_eos else frozenset(model.eos_token_ids),
-            stop_ids=frozenset(sampling.stop_token_ids),
+            tokens_max=min(prompt_len + sampling.max_tokens, model.max_model_len, pool_len_max),
+            eos_ids=eos_ids,
+            stop_ids=stop_ids,
+            ending_ids=eos_ids | stop_ids,
             stop_sequences=tuple(list(stop) for stop in sampling.stop_token_sequences),
         )
 
-    @property
-    def tokens_max(self) -> int:
-        """Prompt and output together never grow beyond this many tokens."""
-        return min(self.prompt_len + self.max_tokens, self.model_len_max, self.pool_len_max)
-
     def first_stop(self, token_ids: Sequence[int], checked: int) -> Finish | None:
         """The earliest stop after the first `checked` output tokens; `token_ids` are prompt and output. None: it goes on."""
-        output_len = len(token_ids) - self.prompt_len
-        for end in range(checked + 1, output_len + 1):
-            finish = self._stop_at(token_ids, end)
-            if finish is not None:
-                return finish
+        for end in range(self.prompt_len + checked + 1, len(token_ids) + 1):
+            if token_ids[end - 1] in self.ending_ids or end >= self.tokens_max or self.stop_sequences:
+                finish = self._stop_at(token_ids, end)
+                if finish is not None:
+                    return finish
         if len(token_ids) < self.pool_len_max:
             return None
+        output_len = len(token_ids) - self.prompt_len
         if output_len == 0:
             message = f"the prompt has {self.prompt_len} tokens, the pool now holds {self.pool_len_max - 1}"
             return Finish(FinishReason.UNSCHEDULABLE, 0, message=message)
         return Finish(FinishReason.MAX_MODEL_LEN, output_len)
 
-    def _stop_at(self, token_ids: Sequence[int], output_len: int) -> Finish | None:
-        end = self.prompt_len + output_len
+    def _stop_at(self, token_ids: Sequence[int], end: int) -> Finish | None:
+        """The rule that ends a request at its first `end` tokens."""
+        output_len = end - self.prompt_len
         if output_len >= self.min_tokens:
             for stop in self.stop_sequences:
                 if len(stop) <= output_len and list(token_ids[end - len(stop) : end]) == stop:

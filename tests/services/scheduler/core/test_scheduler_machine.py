@@ -60,10 +60,13 @@ configs = st.builds(
 class SchedulerMachine(RuleBasedStateMachine):
     """One worker, one leader at a time; `submitted` is what clients asked for and have not been told the end of."""
 
-    @initialize(config=configs, pool_tokens=st.integers(16, 48), block_size=st.sampled_from((1, 2, 3, 4)))
-    def start(self, config: Config, pool_tokens: int, block_size: int) -> None:
+    @initialize(
+        config=configs, pool_tokens=st.integers(16, 48), block_size=st.sampled_from((1, 2, 3, 4)), take_every=st.integers(1, 3)
+    )
+    def start(self, config: Config, pool_tokens: int, block_size: int, take_every: int) -> None:
         limits = WorkerLimits(max_num_seqs=6, max_num_batched_tokens=20)
         self.rig = Rig(config, FakeWorker(pool_tokens // block_size, block_size, limits))
+        self.rig.take_every = take_every
         self.outputs: deque[ScheduledBatchOutput] = deque()
         self.late: list[ScheduledBatchOutput] = []
         self.submitted: dict[bytes, Submission] = {}
@@ -208,12 +211,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def store(self) -> None:
         """What the store holds from now on, until the next time."""
+        self.rig.take()
         self.stored = copy.deepcopy(self.rig.state)
 
     @rule(is_behind=st.booleans(), gateway_lag=st.integers(-2, 2), late=st.booleans())
     def take_over(self, is_behind: bool, gateway_lag: int, late: bool) -> None:
         """The leader dies; the next one joins store, gateways and worker. What the store does not know, gateways claim, maybe too late."""
         self.outputs_are_late()
+        self.rig.take()
         received = {s.request_id: self.received_of(s, gateway_lag) for s in self.live()}
         rig = self.rig
         rig.epoch = Epoch(rig.epoch.number + 1, b"leader")
@@ -266,10 +271,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert steps <= 20 + 3 * tokens
         preemptions = rig.scheduler.load().num_preemptions - load.num_preemptions
         assert preemptions <= tokens, "more preemptions than tokens"
+        rig.take()
         assert not rig.worker.slots
         assert rig.free_blocks == rig.worker.geometry.num_blocks
         self.outputs_are_right()
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
