@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from process_stack import CALM, Stack
+from near_ties import Judge
+from process_stack import CALM, MODEL, Stack
 
 from tessera.client import Client
 
@@ -18,3 +19,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def client(stack: Stack) -> Iterator[Client]:
     with Client(stack.address) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def judge() -> Judge:
+    return Judge(MODEL)

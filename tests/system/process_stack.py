@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import redis
 
 from services.scheduler.store.embedded_redis import EmbeddedRedis
 
@@ -123,6 +124,11 @@ class Stack:
             role.start()
         for role in self.roles:
             role.wait_ready()
+
+    def request_keys(self) -> list[bytes]:
+        """Keys of requests and of the log in Redis; the group's own state and the prefix cache's entries stay."""
+        with redis.Redis.from_url(self.redis.url) as store:
+            return [key for key in store.scan_iter() if not key.endswith((b":meta", b":blocks"))]
 
     def stop(self) -> None:
         """End everything; nothing stays behind."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from near_ties import Judge
 from process_stack import CALM, Stack, last_idle
 from stream_reader import Reader, wait_until
 
@@ -36,8 +37,9 @@ def start_all(client: Client) -> list[Reader]:
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "worker"])
-def test_a_killed_process_loses_nothing(victim: str, undisturbed: list[Reader], tmp_path: Path) -> None:
+def test_a_killed_process_loses_nothing(victim: str, undisturbed: list[Reader], judge: Judge, tmp_path: Path) -> None:
     with Stack(tmp_path, CALM) as stack, Client(stack.address) as client:
+        prompts = [client.tokenize(prompt) for prompt in PROMPTS]
         readers = start_all(client)
         for reader in readers:
             reader.wait_tokens(4)
@@ -45,10 +47,10 @@ def test_a_killed_process_loses_nothing(victim: str, undisturbed: list[Reader], 
         role.kill()
         assert all(reader.finish is None for reader in readers), "the kill came too late to disturb anything"
         role.start()
-        for reader, expected in zip(readers, undisturbed, strict=True):
+        for prompt, options, reader, expected in zip(prompts, OPTIONS, readers, undisturbed, strict=True):
             reader.result()
-            assert reader.token_ids == expected.token_ids
-            assert reader.text == expected.text
+            if judge.assert_same(prompt, expected.token_ids, reader.token_ids, options["temperature"], options.get("seed", 0)):
+                assert reader.text == expected.text
         wait_until(lambda: bool(last_idle(stack)), "the scheduler is idle")
         idle = last_idle(stack)
         assert idle["num_free_blocks"] == idle["num_blocks"]

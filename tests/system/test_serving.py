@@ -9,7 +9,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-import redis
 from process_stack import MODEL, Stack, idle_events, last_idle
 from stream_reader import Reader, wait_until
 
@@ -57,13 +56,7 @@ def test_a_stop_string_ends_the_answer_and_the_request(client: Client, stack: St
 def test_everything_is_given_back(client: Client, stack: Stack) -> None:
     client.generate(STORY, temperature=0.0, max_tokens=4)
     wait_until(lambda: last_idle(stack).get("num_free_blocks") == last_idle(stack).get("num_blocks", -1), "all blocks are free")
-    wait_until(lambda: not request_keys(stack), "nothing of any request is left in Redis")
-
-
-def request_keys(stack: Stack) -> list[bytes]:
-    """Keys of requests and of the log; what stays is the group's own state and the prefix cache's entries."""
-    with redis.Redis.from_url(stack.redis.url) as store:
-        return [key for key in store.scan_iter() if not key.endswith((b":meta", b":blocks"))]
+    wait_until(lambda: not stack.request_keys(), "nothing of any request is left in Redis")
 
 
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
