@@ -50,4 +50,4 @@ async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine]) ->
         await servicer.drain()
         thread.close()
     finally:
-        await server.stop(STOP_GRACE_S)
+        await server.stop(STOP_GRACE_S if stop.done() else 0)

@@ -74,7 +74,7 @@ class EngineDriver:
     def __post_init__(self) -> None:
         config = self.model.config
         kv = KVPool(config.num_layers, NUM_BLOCKS, BLOCK, config.num_kv_heads, config.head_dim)
-        info = ModelInfo("m", config.architecture, VOCAB, MAX_LEN, (), None, "", "")
+        info = ModelInfo("m", config.architecture, config.vocab_size, MAX_LEN, (), None, "", "")
         geometry = KVGeometry(NUM_BLOCKS, BLOCK, kv.bytes_per_token, kv.geometry.kv_format)
         self.engine = Engine(self.model, kv, WorkerDescription(b"b" * 16, info, geometry, LIMITS))
 

@@ -1,0 +1,170 @@
+"""The engine's thread: order, fences, poison, and what a bug does."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from worker_process import batch_of, leader
+
+from model_worker.batch_refused import BatchRefused
+from services.worker import convert
+from services.worker.config import WorkerConfig
+from services.worker.engine_thread import EngineThread
+from services.worker.loading import load_engine
+from services.worker.main import serve
+from services.worker.servicer import SERVICE_NAME
+from tessera.values.batch import ScheduledBatch
+from tessera.worker.v1 import worker_pb2, worker_pb2_grpc
+
+UNDER = (leader(1), 1)
+
+
+class ScriptedEngine:
+    """An engine that records steps; `behaviours` says what a step does instead of returning its own number."""
+
+    def __init__(self, behaviours: dict[int, Callable[[], Any]] | None = None) -> None:
+        self.behaviours = behaviours or {}
+        self.started: list[int] = []
+
+    def execute(self, batch: ScheduledBatch) -> Any:
+        self.started.append(batch.step_id)
+        return self.behaviours.get(batch.step_id, lambda: batch.step_id)()
+
+
+class Held:
+    """A step that waits until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.started, self.go = threading.Event(), threading.Event()
+
+    def __call__(self) -> str:
+        self.started.set()
+        assert self.go.wait(30)
+        return "held"
+
+    async def wait_started(self) -> None:
+        assert await asyncio.to_thread(self.started.wait, 30)
+
+
+def submit(thread: EngineThread, told: list[Any], *steps: int) -> None:
+    for step in steps:
+        thread.submit(batch_of(UNDER, step), told.append)
+
+
+def test_a_fence_waits_for_the_started_batch_and_forgets_the_rest(run_async: Any) -> None:
+    async def story() -> None:
+        held, told = Held(), list[Any]()
+        engine = ScriptedEngine({1: held})
+        thread = EngineThread(engine)
+        submit(thread, told, 1, 2)
+        await held.wait_started()
+        fence = asyncio.create_task(thread.fence())
+        await asyncio.sleep(0)
+        submit(thread, told, 3)  # poisoned until the fence has been passed
+        held.go.set()
+        await fence
+        assert told == ["held"], "told before the fence returned"
+        answered = asyncio.Event()
+        thread.submit(batch_of(UNDER, 4), lambda _outcome: answered.set())
+        await answered.wait()
+        assert engine.started == [1, 4]
+        thread.close()
+
+    run_async(story())
+
+
+def test_overlapping_fences_all_return(run_async: Any) -> None:
+    async def story() -> None:
+        held = Held()
+        thread = EngineThread(ScriptedEngine({1: held}))
+        submit(thread, [], 1)
+        await held.wait_started()
+        fences = [asyncio.create_task(thread.fence()) for _ in range(3)]
+        await asyncio.sleep(0)
+        held.go.set()
+        await asyncio.gather(*fences)
+        thread.close()
+
+    run_async(story())
+
+
+def test_a_refusal_stops_what_is_queued_even_while_the_loop_is_busy(run_async: Any) -> None:
+    refusing = threading.Event()
+
+    def refuse() -> None:
+        refusing.set()
+        raise BatchRefused(1, "does not fit")
+
+    async def story() -> None:
+        told: list[Any] = []
+        engine = ScriptedEngine({1: refuse})
+        thread = EngineThread(engine)
+        submit(thread, told, 1, 2, 3)  # the loop hears nothing before all three are submitted
+        assert refusing.wait(30)
+        await thread.fence()
+        assert engine.started == [1] and [outcome.step_id for outcome in told] == [1]
+        thread.close()
+
+    run_async(story())
+
+
+def test_a_bug_is_reported_and_ends_the_thread(run_async: Any) -> None:
+    def crash() -> None:
+        raise AssertionError("a broken invariant")
+
+    async def story() -> None:
+        thread = EngineThread(ScriptedEngine({1: crash}))
+        submit(thread, [], 1)
+        with pytest.raises(AssertionError, match="a broken invariant"):
+            await thread.crashed
+
+    run_async(story())
+
+
+def test_a_bug_in_the_engine_ends_the_process(run_async: Any, tmp_path: Path) -> None:
+    """Slots that a bug has touched must not be reported to anybody; another boot starts without them."""
+
+    def load(config: WorkerConfig) -> Any:
+        engine = load_engine(config)
+
+        def execute(_batch: ScheduledBatch) -> None:
+            raise AssertionError("a broken invariant")
+
+        engine.execute = execute
+        return engine
+
+    async def command() -> None:
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path}/socket") as channel:
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            watch = health_pb2_grpc.HealthStub(channel).Watch(
+                health_pb2.HealthCheckRequest(service=SERVICE_NAME), wait_for_ready=True
+            )
+            while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
+                pass
+            attach = stub.Attach(worker_pb2.AttachRequest(epoch=convert.epoch_to_proto(UNDER[0]), nonce=1))
+            assert len([part async for part in attach]) == 2
+            execution = stub.Execute()
+            await execution.write(worker_pb2.ExecuteRequest(batch=convert.batch_to_proto(batch_of(UNDER, 1))))
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                while response := await execution.read():
+                    assert response.WhichOneof("message") == "heartbeat"
+            assert ended.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+    async def story() -> None:
+        config = WorkerConfig(
+            model="deterministic",
+            listen=f"unix:{tmp_path}/socket",
+            kv_cache_bytes=1 << 16,
+            threads=1,
+        )
+        commanding = asyncio.create_task(command())
+        with pytest.raises(AssertionError, match="a broken invariant"):
+            await serve(config, load)
+        await commanding
+
+    run_async(story())

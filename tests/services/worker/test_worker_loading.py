@@ -1,0 +1,68 @@
+"""From configuration to engine: what is refused, and what a worker then says of itself."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from model_worker.kv_pool import KVPoolTooSmall
+from services.worker.config import WorkerConfig
+from services.worker.loading import load_engine
+from tessera.values.config import ConfigError
+from tessera.values.known_models import ModelNotFound
+
+CONFIG = WorkerConfig(model="deterministic", kv_cache_bytes=1 << 16, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_cache_bytes": 0}, "kv_cache_bytes must be at least 1, got 0"),
+        ({"block_size": 24}, "block_size must be 1 or a multiple of 16, got 24"),
+        (
+            {"max_num_seqs": 100, "max_num_batched_tokens": 99},
+            r"max_num_batched_tokens \(99\) must be at least max_num_seqs \(100\)",
+        ),
+        ({"threads": 0}, "threads must be at least 1"),
+        ({"max_model_len": 0}, "max_model_len must be at least 1"),
+        ({"heartbeat_ms": 0}, "heartbeat_ms must be at least 1"),
+    ],
+)
+def test_numbers_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(CONFIG, **changes)
+
+
+def test_an_engine_describes_what_was_configured() -> None:
+    config = replace(CONFIG, max_model_len=100, block_size=32, max_num_seqs=7, max_num_batched_tokens=70)
+    first, second = load_engine(config).description, load_engine(config).description
+    assert (first.model.name, first.model.max_model_len) == ("deterministic", 100)
+    assert (first.geometry.block_size, first.geometry.num_blocks, first.geometry.bytes_per_token) == (
+        32,
+        (1 << 16) // 32 // 8,
+        8,
+    )
+    assert (first.limits.max_num_seqs, first.limits.max_num_batched_tokens, first.limits.max_batches_in_flight) == (7, 70, 2)
+    assert len(first.boot_id) == 16 and first.boot_id != second.boot_id, "every start is another boot"
+
+
+def test_a_likeness_has_the_tokenizer_of_the_model_it_stands_for() -> None:
+    info = load_engine(replace(CONFIG, model="deterministic:SmolLM2-135M-Instruct")).description.model
+    assert (info.name, info.architecture, info.vocab_size) == ("SmolLM2-135M-Instruct", "Deterministic", 49152)
+    assert len(info.tokenizer_digest) == 64 and info.weights_digest == "deterministic"
+
+
+@pytest.mark.parametrize("model", ["no-such-model", "deterministic:no-such-model"])
+def test_an_unknown_model_is_named(model: str) -> None:
+    with pytest.raises(ModelNotFound, match="no-such-model"):
+        load_engine(replace(CONFIG, model=model))
+
+
+def test_a_length_beyond_the_model_s_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_model_len is 9000, but deterministic was trained for 8192"):
+        load_engine(replace(CONFIG, max_model_len=9000))
+
+
+def test_a_pool_without_room_for_a_block_is_refused() -> None:
+    with pytest.raises(KVPoolTooSmall, match="127"):
+        load_engine(replace(CONFIG, kv_cache_bytes=127))
