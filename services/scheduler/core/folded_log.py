@@ -5,16 +5,19 @@ running requests per call in turn, the passing of time: that keeps the log short
 and log entries up to that record are not applied to it again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kv_manager.published_block import PublishedBlock
 from services.scheduler.core.journal_call import Append, FoldedRequest, Generation
-from services.scheduler.core.record import BlockDelta, DecodeColumns, Record, StoredState, put_last
+from services.scheduler.core.record import BlockDelta, DecodeColumns, Record, StoredState, apply_run
 from tessera.values.request import Submission
 
 FOLD_CYCLE = 256
 """A running request is written whole about once in so many records. Longer means a longer log to read back, shorter
 means more bytes per step."""
+
+RUN_LEN_MAX = 32
+"""So many records of columns wait at most to be applied together."""
 
 
 def read_back(
@@ -27,50 +30,70 @@ def read_back(
 
     Takes over and changes what it is given. A row of a request that is not there is skipped: the request was forgotten.
     """
-    for number, columns in enumerate(log, last - len(log) + 1):
-        if columns is None:
-            continue
-        rows = [folded.get(request_id) for request_id in columns.request_ids]
-        tokens = zip(rows, columns.token_offsets.tolist(), columns.token_ids.tolist(), strict=True)
-        for item, offset, token_id in tokens:
-            if item is not None and item.as_of < number:
-                put_last(item.request.output_token_ids, offset, token_id)
-        grown = zip(columns.grown_rows.tolist(), columns.table_offsets.tolist(), columns.block_ids.tolist(), strict=True)
-        for row, offset, block_id in grown:
-            item = rows[row]
-            if item is not None and item.as_of < number:
-                put_last(item.request.block_ids, offset, block_id)
+    for first, run in _runs(log, last - len(log) + 1):
+        items = [folded.get(request_id) for request_id in run[0].request_ids]
+        rows = [None if item is None else item.request for item in items]
+        apply_run(rows, run, [0 if item is None else max(0, item.as_of - first + 1) for item in items])
     return StoredState(last, {request_id: item.request for request_id, item in folded.items()}, blocks)
+
+
+def _runs(log: Sequence[DecodeColumns | None], first: int) -> Iterator[tuple[int, list[DecodeColumns]]]:
+    """The log, whose first entry is record `first`, cut into runs of consecutive columns of the same requests."""
+    run: list[DecodeColumns] = []
+    for number, columns in enumerate(log, first):
+        if run and (columns is None or columns.request_ids != run[0].request_ids):
+            yield number - len(run), run
+            run = []
+        if columns is not None:
+            run.append(columns)
+    if run:
+        yield first + len(log) - len(run), run
 
 
 class LogFolder:
     """The state as of the last record handed to the store, and which requests the log still tells more of than their stored form.
 
-    `_unfolded` maps a request to the first record that its stored form may lack. Its order is by that number.
+    `_unfolded` maps a request to the first record that its stored form may lack, in the order of that number. `_run` are
+    columns of one set of requests that are not applied to the state yet: many at once cost little more than one.
     """
 
     def __init__(self, last_record: int) -> None:
-        self.state = StoredState(last_record)
+        self._state = StoredState(last_record)
+        self._run: list[DecodeColumns] = []
         self._unfolded: dict[bytes, int] = {}
-        self._columns_ids: tuple[bytes, ...] = ()  # all of these are in _unfolded
+        self._unfolded_ids: tuple[bytes, ...] = ()  # all of these are in _unfolded
+        self._records_since_turn = 0
+
+    def state(self) -> StoredState:
+        """The state, not to be changed; it is valid until the next record."""
+        if self._run:
+            self._state.apply_columns(self._run)
+            self._run.clear()
+        return self._state
 
     def absorb(self, record: Record) -> None:
-        """Apply a record that will reach the store only as part of a rewrite."""
-        self.state.apply(record)
+        """Apply a record; what it says in columns, later."""
+        assert record.number == self._state.last + 1, "records must continue the state"
+        columns = record.decoded
+        ends_run = record.requests or record.forgotten or len(self._run) == RUN_LEN_MAX
+        if ends_run or (self._run and columns is not None and columns.request_ids != self._run[0].request_ids):
+            self.state()
+        self._state.apply(Record(record.number, record.requests, record.blocks, record.forgotten))
+        if columns is not None:
+            self._run.append(columns)
 
     def rewritten(self) -> None:
         """The whole state was handed to the store: no request is unfolded."""
         self._unfolded.clear()
-        self._columns_ids = ()
+        self._unfolded_ids = ()
 
     def append(self, generation: Generation, records: Sequence[Record]) -> Append:
         """Apply `records`, which continue the state, and say how the store is to keep them."""
-        assert records[0].number == self.state.last + 1, "records must continue the state"
         submissions: dict[bytes, Submission] = {}
         touched: dict[bytes, None] = {}  # to be written whole
         forgotten: dict[bytes, None] = {}
         for record in records:
-            self.state.apply(record)
+            self.absorb(record)
             for delta in record.requests:
                 forgotten.pop(delta.request_id, None)
                 touched[delta.request_id] = None
@@ -85,38 +108,43 @@ class LogFolder:
                 forgotten[request_id] = None
         for request_id in touched:
             self._mark_folded(request_id)
-        last = self.state.last
-        for request_id in self._due(len(records)):
-            touched[request_id] = None
-            del self._unfolded[request_id]
-            self._unfolded[request_id] = last + 1
+        last = self._state.last
+        self._records_since_turn += len(records)
+        if touched or self._records_since_turn >= RUN_LEN_MAX:  # the state is brought up to date anyway
+            touched.update(dict.fromkeys(self._take_turns()))
+        requests = self.state().requests if touched else {}
         return Append(
             generation=generation,
             first=records[0].number,
             log=tuple(record.decoded for record in records),
             submissions=tuple(submissions.values()),
-            requests=tuple(FoldedRequest(last, self.state.requests[request_id].copy()) for request_id in touched),
+            requests=tuple(FoldedRequest(last, requests[request_id].copy()) for request_id in touched),
             forgotten=tuple(forgotten),
             blocks=_net_blocks(records),
             log_from=next(iter(self._unfolded.values()), last + 1),
         )
 
     def _mark_unfolded(self, request_ids: tuple[bytes, ...], number: int) -> None:
-        if request_ids == self._columns_ids:  # the steady case, at the price of 256 pointer comparisons
+        if request_ids == self._unfolded_ids:  # the steady case, at the price of 256 pointer comparisons
             return
         for request_id in request_ids:
             self._unfolded.setdefault(request_id, number)
-        self._columns_ids = request_ids
+        self._unfolded_ids = request_ids
 
     def _mark_folded(self, request_id: bytes) -> None:
         if self._unfolded.pop(request_id, None) is not None:
-            self._columns_ids = ()
+            self._unfolded_ids = ()
 
-    def _due(self, record_count: int) -> list[bytes]:
-        """The requests whose turn it is: the longest unfolded ones, a share that takes every one once per cycle."""
-        count = -(-len(self._unfolded) * record_count // FOLD_CYCLE)
-        due = zip(range(count), self._unfolded.items(), strict=False)
-        return [request_id for _, (request_id, first_missing) in due if first_missing <= self.state.last]
+    def _take_turns(self) -> list[bytes]:
+        """The requests whose turn it is to be written whole: the longest unfolded ones, as many as take every one once per cycle."""
+        count = -(-len(self._unfolded) * self._records_since_turn // FOLD_CYCLE)
+        self._records_since_turn = 0
+        turns = zip(range(count), self._unfolded.items(), strict=False)
+        due = [request_id for _, (request_id, first_missing) in turns if first_missing <= self._state.last]
+        for request_id in due:
+            del self._unfolded[request_id]
+            self._unfolded[request_id] = self._state.last + 1
+        return due
 
 
 def _net_blocks(records: Iterable[Record]) -> tuple[BlockDelta, ...]:

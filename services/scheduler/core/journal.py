@@ -169,7 +169,7 @@ class Journal:
         if self._rewrite_owed and self._unacknowledged:  # never before the first record: it holds what was recovered
             self._generation = Generation(self._generation.epoch_number, self._generation.counter + 1)
             self._rewrite_owed = False
-            self._rewrite = _rewrite(self._generation, self._folder.state)
+            self._rewrite = _rewrite(self._generation, self._folder.state())
         if self._rewrite is not None:
             return next(self._rewrite)
         if self._retry is not None:

@@ -1,7 +1,7 @@
 """Journal records, and the state that results from applying them: what was promised."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -127,13 +127,32 @@ class StoredRequest:
         )
 
 
-def put_last(items: "array[int]", offset: int, item: int) -> None:
-    """Make `item` the last of `items`, at index `offset`."""
-    if offset == len(items):
-        items.append(item)
-    else:
-        assert offset < len(items), "columns leave a gap"
-        items[offset:] = array("i", (item,))
+def apply_run(rows: Sequence[StoredRequest | None], run: Sequence[DecodeColumns], skips: Sequence[int]) -> None:
+    """Apply the columns of consecutive records, which all name the same requests. Many at once cost little more than one.
+
+    `rows` are these requests, None for one that is not wanted; of row i the first `skips[i]` columns are not applied.
+    """
+    offsets = np.stack([columns.token_offsets for columns in run], axis=1)
+    data = np.stack([columns.token_ids for columns in run], axis=1).astype(np.intc, copy=False).tobytes()
+    count, width = len(run), np.dtype(np.intc).itemsize
+    for row, (request, skip) in enumerate(zip(rows, skips, strict=True)):
+        if request is not None and skip < count:
+            start = row * count + skip
+            _cut(request.output_token_ids, int(offsets[row, skip]))
+            request.output_token_ids.frombytes(data[start * width : (row + 1) * count * width])
+    for index, columns in enumerate(run):
+        grown = zip(columns.grown_rows.tolist(), columns.table_offsets.tolist(), columns.block_ids.tolist(), strict=True)
+        for row, offset, block_id in grown:
+            request = rows[row]
+            if request is not None and index >= skips[row]:
+                _cut(request.block_ids, offset)
+                request.block_ids.append(block_id)
+
+
+def _cut(items: "array[int]", length: int) -> None:
+    assert length <= len(items), "columns leave a gap"
+    if length < len(items):
+        del items[length:]
 
 
 @dataclass(slots=True)
@@ -151,7 +170,7 @@ class StoredState:
         for delta in record.requests:
             self._apply_request(delta)
         if record.decoded is not None:
-            self._apply_decoded(record.decoded)
+            self.apply_columns((record.decoded,))
         for blocks in record.blocks:
             self._apply_blocks(blocks)
         for request_id in record.forgotten:
@@ -163,6 +182,11 @@ class StoredState:
         for record in records:
             self.apply(record)
 
+    def apply_columns(self, run: Sequence[DecodeColumns]) -> None:
+        """Apply the columns of consecutive records, all of the same requests."""
+        rows = [self.requests[request_id] for request_id in run[0].request_ids]
+        apply_run(rows, run, [0] * len(rows))
+
     def _apply_request(self, delta: RequestDelta) -> None:
         request = self.requests.get(delta.request_id)
         if request is None:
@@ -170,19 +194,6 @@ class StoredState:
             request = StoredRequest(delta.submission, delta.arrival, delta.status)
             self.requests[delta.request_id] = request
         request.apply(delta)
-
-    def _apply_decoded(self, columns: DecodeColumns) -> None:
-        requests = self.requests
-        tokens = zip(columns.request_ids, columns.token_offsets.tolist(), columns.token_ids.tolist(), strict=True)
-        for request_id, offset, token_id in tokens:
-            output = requests[request_id].output_token_ids
-            if offset == len(output):  # inline: the one loop over all running requests
-                output.append(token_id)
-            else:
-                put_last(output, offset, token_id)
-        blocks = zip(columns.grown_rows.tolist(), columns.table_offsets.tolist(), columns.block_ids.tolist(), strict=True)
-        for row, offset, block_id in blocks:
-            put_last(requests[columns.request_ids[row]].block_ids, offset, block_id)
 
     def _apply_blocks(self, delta: BlockDelta) -> None:
         boot = (delta.worker, delta.boot_id)

@@ -1,4 +1,4 @@
-"""Journal values <-> the bytes that Redis keeps: protobuf messages of `tessera.scheduler.v1`, and the keys of hash fields.
+"""Journal values <-> the bytes that Redis keeps: protobuf messages of `tessera.scheduler.v1`, prefix-cache entries, and keys of hash fields.
 
 `*_from_bytes` raises MalformedMessage or protobuf's DecodeError for bytes no scheduler wrote.
 """
@@ -29,6 +29,8 @@ _STATUS_TO_PROTO = {
 }
 _STATUS_FROM_PROTO = {number: status for status, number in _STATUS_TO_PROTO.items()}
 _BLOCK_ID_BYTES = 4
+_BLOCK_HEAD = "<QQQ?I"
+_BLOCK_HEAD_BYTES = struct.calcsize(_BLOCK_HEAD)
 
 
 def submission_to_bytes(submission: Submission) -> bytes:
@@ -132,30 +134,32 @@ def block_key(boot_id: bytes, block_id: int) -> bytes:
 
 
 def block_to_bytes(worker: str, block: PublishedBlock) -> bytes:
-    """Bytes of `block` without what its key says."""
-    message = journal_pb2.PublishedBlock(
-        digest=block.digest,
-        parent=block.parent,
-        token_ids=struct.pack(f"<{len(block.token_ids)}i", *block.token_ids),
-        published_step=block.published_step,
-        worker=worker,
+    """Bytes of `block` without what its key says, little-endian: digest, parent (0 where there is none), step, all 8 bytes; whether there
+    is a parent, 1 byte; number of token ids, 4 bytes; the ids, 4 bytes each; the worker's address in UTF-8.
+
+    No protobuf: a step of 256 sequences publishes 16 blocks, and messages would cost a fifth of what it may.
+    """
+    ids = block.token_ids
+    has_parent = block.parent is not None
+    layout = f"{_BLOCK_HEAD}{len(ids)}i"
+    return (
+        struct.pack(layout, block.digest, block.parent or 0, block.published_step, has_parent, len(ids), *ids) + worker.encode()
     )
-    return message.SerializeToString()
 
 
 def block_from_bytes(key: bytes, data: bytes) -> tuple[str, bytes, PublishedBlock]:
     """Worker, boot id and entry from a field and its value."""
+    try:
+        digest, parent, step, has_parent, count = struct.unpack_from(_BLOCK_HEAD, data)
+        token_ids = struct.unpack_from(f"<{count}i", data, _BLOCK_HEAD_BYTES)
+        worker = data[_BLOCK_HEAD_BYTES + 4 * count :].decode()
+    except (struct.error, UnicodeDecodeError) as error:
+        raise MalformedMessage(f"prefix-cache entry: {error}") from error
     if len(key) != _BLOCK_ID_BYTES + INSTANCE_ID_BYTES:
-        raise MalformedMessage(f"block key: {len(key)} bytes")
-    message = journal_pb2.PublishedBlock.FromString(data)
-    block = PublishedBlock(
-        block_id=int.from_bytes(key[:_BLOCK_ID_BYTES], "little"),
-        digest=message.digest,
-        parent=message.parent if message.HasField("parent") else None,
-        token_ids=tuple(column_from_bytes(message.token_ids, "token_ids").tolist()),
-        published_step=message.published_step,
-    )
-    return message.worker, key[_BLOCK_ID_BYTES:], block
+        raise MalformedMessage(f"prefix-cache entry: a key of {len(key)} bytes")
+    block_id = int.from_bytes(key[:_BLOCK_ID_BYTES], "little")
+    block = PublishedBlock(block_id, digest, parent if has_parent else None, token_ids, step)
+    return worker, key[_BLOCK_ID_BYTES:], block
 
 
 def _column(values: "array[int]") -> bytes:

@@ -71,17 +71,3 @@ class DecodeColumns(_message.Message):
     table_offsets: bytes
     block_ids: bytes
     def __init__(self, request_ids: _Optional[bytes] = ..., token_offsets: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., grown_rows: _Optional[bytes] = ..., table_offsets: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
-
-class PublishedBlock(_message.Message):
-    __slots__ = ("digest", "parent", "token_ids", "published_step", "worker")
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    PARENT_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    PUBLISHED_STEP_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    digest: int
-    parent: int
-    token_ids: bytes
-    published_step: int
-    worker: str
-    def __init__(self, digest: _Optional[int] = ..., parent: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., published_step: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...

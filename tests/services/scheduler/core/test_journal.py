@@ -5,7 +5,7 @@ import pytest
 
 from kv_manager.published_block import PublishedBlock
 from services.scheduler.core.changes import Changes
-from services.scheduler.core.folded_log import FOLD_CYCLE
+from services.scheduler.core.folded_log import FOLD_CYCLE, RUN_LEN_MAX
 from services.scheduler.core.journal import RECORDS_PER_CALL_MAX, RETRY_US_MAX, RETRY_US_MIN, Journal, WorkerStep
 from services.scheduler.core.journal_call import (
     Append,
@@ -157,8 +157,8 @@ def test_the_log_stays_bounded_with_many_running_requests() -> None:
     for offset in range(4 * FOLD_CYCLE):
         journal.add(decode(offset, *ids), 0)
         append = take_append(journal)
-        assert append.last - append.log_from < FOLD_CYCLE
-        assert len(append.requests) <= -(-len(ids) // FOLD_CYCLE)
+        assert append.last - append.log_from < FOLD_CYCLE + RUN_LEN_MAX
+        assert len(append.requests) <= -(-len(ids) * RUN_LEN_MAX // FOLD_CYCLE)
         journal.on_reply(Applied(append.last), 0)
 
 
