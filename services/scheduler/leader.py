@@ -11,7 +11,6 @@ import structlog
 
 from services.rpc.errors import TOKENIZER_MISMATCH, FailedPrecondition
 from services.scheduler.clock import now_us
-from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.admission import Admitted, Known, RefusalReason, Refused, Unknown
 from services.scheduler.core.journal import Journal, WorkerStep
 from services.scheduler.core.journal_call import JournalCall, JournalReply
@@ -20,6 +19,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.streams import Claimed, Streams
 from services.scheduler.sessions import GatewaySession
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
+from tessera.values.config import Config
 from tessera.values.identity import Epoch
 from tessera.values.model import ModelInfo
 from tessera.values.report import WorkerReport
@@ -42,13 +42,21 @@ _REJECT = {
 class Leader:
     """From a taken epoch on. Until `lead` is called it only answers reads; the shell calls it from one event loop."""
 
-    def __init__(self, config: SchedulerConfig, epoch: Epoch, model: ModelInfo, wake_journal: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        epoch: Epoch,
+        model: ModelInfo,
+        wake_journal: Callable[[], None],
+        clock: Callable[[], int] = now_us,
+    ) -> None:
         self.epoch = epoch
-        self.scheduler = Scheduler(config.scheduling, epoch)
+        self.scheduler = Scheduler(config, epoch)
+        self._config = config
         self._model = model
-        self._scheduling = config.scheduling
-        self._journal = Journal(config.scheduling, epoch.number, 0)
-        self._streams: Streams[GatewaySession] = Streams(config.scheduling, self._read_output)
+        self._clock = clock
+        self._journal = Journal(config, epoch.number, 0)
+        self._streams: Streams[GatewaySession] = Streams(config, self._read_output)
         self._wake_journal = wake_journal
         self._senders: dict[str, Callable[[ScheduledBatch], None]] = {}
         self._sessions: set[GatewaySession] = set()
@@ -61,10 +69,10 @@ class Leader:
         self, recovered: Recovered, reports: dict[str, WorkerReport], senders: dict[str, Callable[[ScheduledBatch], None]]
     ) -> None:
         """Start from a join. The first record holds everything, and nothing is shown before it is written."""
-        now = now_us()
-        self._journal = Journal(self._scheduling, self.epoch.number, recovered.last_record)
+        now = self._clock()
+        self._journal = Journal(self._config, self.epoch.number, recovered.last_record)
         self._senders = senders
-        self._orphans_until_us = now + 1000 * self._scheduling.gateway_grace_ms
+        self._orphans_until_us = now + 1000 * self._config.gateway_grace_ms
         self.scheduler.restore(recovered, reports, now)
         self._settle(None)
 
@@ -73,12 +81,12 @@ class Leader:
     def worker_attached(self, address: str, report: WorkerReport, send: Callable[[ScheduledBatch], None]) -> None:
         """A worker came back after this leader began."""
         self._senders[address] = send
-        self.scheduler.attach_worker(address, report, now_us())
+        self.scheduler.attach_worker(address, report, self._clock())
         self._settle(None)
 
     def worker_output(self, address: str, output: ScheduledBatchOutput) -> None:
         """One batch was executed."""
-        self.scheduler.postprocess(address, output, now_us())
+        self.scheduler.postprocess(address, output, self._clock())
         replica = self.scheduler.replica(address)
         assert replica is not None, "only an attached worker answers"
         self._settle(WorkerStep(address, replica.boot_id, output.step_id))
@@ -100,7 +108,7 @@ class Leader:
         self._sessions.add(session)
         unknown = []
         for live in hello.live:
-            answer = self.scheduler.claim(live.request_id, live.subscriber, live.token_ids, now_us())
+            answer = self.scheduler.claim(live.request_id, live.subscriber, live.token_ids, self._clock())
             if isinstance(answer, Unknown):
                 unknown.append(live.request_id)
             else:
@@ -118,9 +126,9 @@ class Leader:
             case Abort(request_id, subscriber):
                 sequence = self.scheduler.request(request_id)
                 if sequence is not None and subscriber >= sequence.subscriber:
-                    self.scheduler.abort(request_id, now_us())
+                    self.scheduler.abort(request_id, self._clock())
             case StopFound(request_id, _, output_len, stop_string):
-                self.scheduler.stop_found(request_id, output_len, stop_string, now_us())
+                self.scheduler.stop_found(request_id, output_len, stop_string, self._clock())
         self._settle(None)
 
     def take_frame(self, session: GatewaySession) -> list[RequestOutput]:
@@ -130,7 +138,7 @@ class Leader:
     def session_closed(self, session: GatewaySession) -> None:
         """The gateway may come back within `gateway_grace_ms`."""
         self._sessions.discard(session)
-        self._streams.close(session, now_us())
+        self._streams.close(session, self._clock())
 
     def drain(self) -> None:
         """Admit nothing new."""
@@ -145,11 +153,11 @@ class Leader:
 
     def next_journal_call(self) -> JournalCall | None:
         """See `JournalOwner`."""
-        return self._journal.next_call(now_us())
+        return self._journal.next_call(self._clock())
 
     def journal_replied(self, reply: JournalReply) -> None:
         """See `JournalOwner`."""
-        self._journal.on_reply(reply, now_us())
+        self._journal.on_reply(reply, self._clock())
         for address in self._senders:
             replica = self.scheduler.replica(address)
             if replica is not None:
@@ -159,7 +167,7 @@ class Leader:
 
     def journal_wake_us(self) -> int | None:
         """See `JournalOwner`."""
-        return self._journal.wake_us(now_us())
+        return self._journal.wake_us(self._clock())
 
     @property
     def superseded(self) -> Epoch | None:
@@ -169,7 +177,7 @@ class Leader:
     @property
     def is_durable(self) -> bool:
         """Whether the store keeps up."""
-        return self._journal.is_durable(now_us())
+        return self._journal.is_durable(self._clock())
 
     @property
     def is_idle(self) -> bool:
@@ -181,7 +189,7 @@ class Leader:
 
     def tick(self) -> None:
         """What happens by the passing of time alone; called every few tens of milliseconds."""
-        now = now_us()
+        now = self._clock()
         self.scheduler.forget_finished(now)
         for request_id in self._streams.expired(now):
             self.scheduler.abort(request_id, now)
@@ -211,7 +219,7 @@ class Leader:
             rejected = Rejected(request_id, submit.subscriber, RejectReason.DRAINING, "the scheduler is shutting down", 1000)
             session.post(rejected)
             return
-        answer = self.scheduler.submit(submit.submission, submit.subscriber, submit.received_token_ids, now_us())
+        answer = self.scheduler.submit(submit.submission, submit.subscriber, submit.received_token_ids, self._clock())
         match answer:
             case Admitted():
                 self._claim(session, request_id, submit.subscriber, len(submit.received_token_ids))
@@ -242,12 +250,12 @@ class Leader:
 
     def _settle(self, step: WorkerStep | None) -> None:
         for address, send in self._senders.items():
-            while (batch := self.scheduler.schedule(address, now_us())) is not None:
+            while (batch := self.scheduler.schedule(address, self._clock())) is not None:
                 send(batch)
         changes = self.scheduler.take_changes()
         if changes is not None:
-            record = self._journal.add(changes, now_us(), step)
-            self._streams.add(record, now_us())
+            record = self._journal.add(changes, self._clock(), step)
+            self._streams.add(record, self._clock())
             self._wake_journal()
         self._release()
 

@@ -111,7 +111,7 @@ class Term:
         await self._all_reported()  # a worker may have gone and come back meanwhile
         model = descriptions[0].model
         self._pump = JournalPump(self._store, self._epoch, self)
-        self._leader = Leader(self._config, self._epoch, model, self._pump.wake)
+        self._leader = Leader(self._config.scheduling, self._epoch, model, self._pump.wake)
         recovered = join(stored, self._reports, self._claims(), self._stop_rule())
         self._leader.lead(recovered, self._reports, dict(self._senders))
         self._leads.set()

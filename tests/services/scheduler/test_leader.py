@@ -1,0 +1,281 @@
+"""One leader's term on a table: a checking worker, a store that can fail, gateways that come and go."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from core.fake_worker import MODEL, FakeWorker, reference_output
+
+from services.rpc.errors import FailedPrecondition
+from services.scheduler.core.journal_call import Failed
+from services.scheduler.core.recovery import join
+from services.scheduler.leader import Leader
+from services.scheduler.sessions import GatewaySession
+from services.scheduler.store.memory import MemoryStore
+from tessera.values.batch import ScheduledBatch
+from tessera.values.config import Config
+from tessera.values.finish import FinishReason
+from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.request import DetokenizeOptions, Submission
+from tessera.values.sampling import SamplingParams
+from tessera.values.session import Abort, Hello, HelloAck, LiveRequest, Rejected, RejectReason, StopFound, Submit, TakenOver
+
+WORKER = "worker:1"
+CONFIG = Config(max_num_seqs=8, max_num_batched_tokens=64, gateway_grace_ms=1000, result_retention_ms=500)
+
+
+class Table:
+    """A leader with everything around it; `run` lets worker and store answer until nothing is left to do."""
+
+    def __init__(self, worker: FakeWorker | None = None, store: MemoryStore | None = None, term: int = 1) -> None:
+        self.now_us = 1_000_000 * term
+        self.worker = worker or FakeWorker()
+        self.store = store or MemoryStore()
+        self.store_answers = True
+        self.outbox: deque[ScheduledBatch] = deque()
+        epoch = Epoch(term, bytes([term]) * 16)
+        _take(self.store, epoch)
+        report = self.worker.attach(epoch, 1)
+        self.leader = Leader(CONFIG, epoch, MODEL, lambda: None, lambda: self.now_us)
+        recovered = join(self.store.stored().state, {WORKER: report}, [], lambda *_: None)
+        self.leader.lead(recovered, {WORKER: report}, {WORKER: self.outbox.append})
+        self.run()
+
+    def run(self, steps: int = 1000) -> None:
+        """Execute at most `steps` batches, and answer every journal call."""
+        self.write()
+        while self.outbox and steps:
+            steps -= 1
+            self.worker.enqueue(self.outbox.popleft())
+            self.leader.worker_output(WORKER, self.worker.step())
+            self.write()
+
+    def write(self) -> None:
+        while (call := self.leader.next_journal_call()) is not None:
+            if not self.store_answers:
+                self.leader.journal_replied(Failed("away"))
+                return
+            self.leader.journal_replied(self.store.execute(self.leader.epoch, call))
+
+    def gateway(self, live: tuple[LiveRequest, ...] = ()) -> "Gateway":
+        return Gateway(self, live)
+
+    def later(self, ms: int) -> None:
+        self.now_us += 1000 * ms
+        self.leader.tick()
+        self.run()
+
+
+def _take(store: MemoryStore, epoch: Epoch) -> None:
+    asyncio.run(store.take_epoch(asyncio.run(store.read_epoch()), epoch))
+
+
+class Gateway:
+    """What one gateway sees; `tokens` per request, checked for gaps and repeats."""
+
+    def __init__(self, table: Table, live: tuple[LiveRequest, ...]) -> None:
+        self.table = table
+        self.session = GatewaySession(b"g" * 16)
+        self.tokens = {entry.request_id: list(entry.token_ids) for entry in live}
+        self.finishes: dict[bytes, FinishReason] = {}
+        hello = Hello(NO_EPOCH, MODEL.tokenizer_digest, b"g" * 16, live)
+        self.ack: HelloAck = table.leader.session_opened(self.session, hello)
+
+    def submit(self, submission: Submission, subscriber: int = 0) -> bytes:
+        received = tuple(self.tokens.setdefault(submission.request_id, []))
+        self.table.leader.heard(self.session, Submit(submission, subscriber, received))
+        return submission.request_id
+
+    def read(self) -> list[Rejected | TakenOver]:
+        """Take everything due; returns the control messages."""
+        for output in self.table.leader.take_frame(self.session):
+            tokens = self.tokens[output.request_id]
+            assert output.token_offset == len(tokens), "a gap, or tokens sent twice"
+            assert output.request_id not in self.finishes, "something came after the end"
+            tokens.extend(output.token_ids)
+            if output.finish is not None:
+                self.finishes[output.request_id] = output.finish.reason
+        return self.session.take_posted()
+
+
+def submission(number: int, prompt: list[int], max_tokens: int = 8, name: str = "") -> Submission:
+    sampling = SamplingParams(seed=number, max_tokens=max_tokens, ignore_eos=True)
+    return Submission(bytes([number]) * 16, np.array(prompt, np.int32), sampling, DetokenizeOptions(), name)
+
+
+def expected(request: Submission) -> list[int]:
+    return reference_output(request, 1000)[0]
+
+
+@pytest.fixture
+def table() -> Iterator[Table]:
+    made = Table()
+    yield made
+    made.leader.scheduler.check_integrity()
+
+
+def test_a_request_runs_to_its_end(table: Table) -> None:
+    gateway, request = table.gateway(), submission(1, [5, 6, 7])
+    gateway.submit(request)
+    table.run()
+    assert gateway.read() == []
+    assert gateway.tokens[request.request_id] == expected(request)
+    assert gateway.finishes == {request.request_id: FinishReason.MAX_TOKENS}
+
+
+def test_nothing_is_shown_before_it_is_written(table: Table) -> None:
+    gateway, request = table.gateway(), submission(1, [5, 6, 7])
+    table.store_answers = False
+    gateway.submit(request)
+    table.run()
+    gateway.read()
+    assert gateway.tokens[request.request_id] == []
+    table.store_answers = True
+    table.later(100)
+    gateway.read()
+    assert gateway.tokens[request.request_id] == expected(request)
+
+
+def test_without_the_store_tokens_leave_after_the_wait(table: Table) -> None:
+    gateway, request = table.gateway(), submission(1, [5, 6, 7])
+    table.store_answers = False
+    gateway.submit(request)
+    table.run()
+    table.later(CONFIG.journal_wait_ms)
+    assert not table.leader.is_durable
+    gateway.read()
+    assert gateway.tokens[request.request_id] == expected(request)
+    table.store_answers = True
+    table.later(100)
+    assert table.leader.is_durable
+
+
+def test_another_leader_goes_on_in_the_workers_slots(table: Table) -> None:
+    gateway, request = table.gateway(), submission(1, list(range(3, 13)), max_tokens=20)
+    gateway.submit(request)
+    table.run(steps=6)
+    gateway.read()
+    received = tuple(gateway.tokens[request.request_id])
+    assert 0 < len(received) < 20
+    after = Table(table.worker, table.store, term=2)
+    again = after.gateway((LiveRequest(request.request_id, 0, received),))
+    assert again.ack.unknown_request_ids == ()
+    after.run()
+    again.read()
+    assert again.tokens[request.request_id] == expected(request)
+    assert after.leader.scheduler.load().recomputed_positions == 0
+    after.leader.scheduler.check_integrity()
+
+
+def test_a_request_that_nobody_wrote_is_submitted_again(table: Table) -> None:
+    request = submission(1, [5, 6, 7])
+    received = tuple(expected(request)[:3])
+    gateway = table.gateway((LiveRequest(request.request_id, 0, received),))
+    assert gateway.ack.unknown_request_ids == (request.request_id,)
+    gateway.submit(request)
+    table.run()
+    gateway.read()
+    assert gateway.tokens[request.request_id] == expected(request)
+
+
+def test_the_higher_subscriber_wins(table: Table) -> None:
+    first, second = table.gateway(), table.gateway()
+    request = submission(1, [5, 6, 7])
+    first.submit(request)
+    table.run(steps=2)
+    second.submit(request, subscriber=1)
+    assert first.read() == [TakenOver(request.request_id, 0)]
+    table.leader.heard(first.session, Abort(request.request_id, 0))  # its stream ended; that aborts nothing
+    table.run()
+    second.read()
+    assert second.tokens[request.request_id] == expected(request)
+
+
+def test_a_lost_gateway_has_the_grace_to_come_back(table: Table) -> None:
+    gateway, request = table.gateway(), submission(1, [5, 6, 7], max_tokens=30)
+    gateway.submit(request)
+    table.run(steps=3)
+    gateway.read()
+    table.leader.session_closed(gateway.session)  # its request goes on
+    table.later(CONFIG.gateway_grace_ms - 1)
+    back = table.gateway((LiveRequest(request.request_id, 0, tuple(gateway.tokens[request.request_id])),))
+    table.leader.tick()
+    back.read()
+    assert back.tokens[request.request_id] == expected(request)
+
+
+def test_a_gateway_that_stays_away_ends_its_requests(table: Table) -> None:
+    gateway, request = table.gateway(), submission(1, [5, 6, 7], max_tokens=30)
+    gateway.submit(request)
+    table.run(steps=1)
+    table.leader.session_closed(gateway.session)
+    table.now_us += 1000 * CONFIG.gateway_grace_ms
+    table.leader.tick()
+    sequence = table.leader.scheduler.request(request.request_id)
+    assert sequence is not None and sequence.finish is not None
+    assert sequence.finish.reason is FinishReason.ABORTED
+    table.run()
+    load = table.leader.scheduler.load()
+    assert load.num_free_blocks == load.num_blocks
+
+
+def test_results_go_after_their_retention(table: Table) -> None:
+    gateway, request = table.gateway(), submission(1, [5, 6, 7])
+    gateway.submit(request)
+    table.run()
+    table.later(CONFIG.result_retention_ms)
+    assert table.leader.scheduler.request(request.request_id) is None
+    assert table.store.is_bare
+
+
+def test_a_stop_string_ends_the_request_at_its_token(table: Table) -> None:
+    gateway, request = table.gateway(), submission(1, [5, 6, 7], max_tokens=30)
+    gateway.submit(request)
+    table.run(steps=5)
+    gateway.read()
+    table.leader.heard(gateway.session, StopFound(request.request_id, 0, 2, "x"))
+    table.run()
+    sequence = table.leader.scheduler.request(request.request_id)
+    assert sequence is not None and sequence.finish is not None
+    assert (sequence.finish.reason, sequence.output_len) == (FinishReason.STOP_STRING, 2)
+
+
+def test_a_draining_leader_finishes_and_admits_nothing(table: Table) -> None:
+    gateway, request = table.gateway(), submission(1, [5, 6, 7])
+    gateway.submit(request)
+    table.leader.drain()
+    late = submission(2, [5])
+    gateway.submit(late)
+    (refused,) = gateway.read()
+    assert isinstance(refused, Rejected) and refused.reason is RejectReason.DRAINING
+    assert not table.leader.is_idle
+    table.run()
+    assert table.leader.is_idle
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (submission(2, [3] * 64), RejectReason.TOO_LONG),
+        (submission(2, [9, 9], name="taken"), RejectReason.ALREADY_EXISTS),
+        (submission(2, [5, 6, 7], max_tokens=40, name="taken"), RejectReason.ALREADY_EXISTS),
+    ],
+)
+def test_a_refused_submit_is_answered_and_harms_nobody(table: Table, request_: Submission, reason: RejectReason) -> None:
+    gateway, request = table.gateway(), submission(1, [5, 6, 7], max_tokens=40, name="taken")
+    gateway.submit(request)
+    table.run(steps=2)
+    gateway.submit(request_)
+    (refused,) = gateway.read()
+    assert isinstance(refused, Rejected) and refused.reason is reason and refused.message
+    table.run()
+    gateway.read()
+    assert gateway.tokens[request.request_id] == expected(request)
+
+
+def test_another_tokenizer_is_refused(table: Table) -> None:
+    hello = Hello(NO_EPOCH, "another", b"g" * 16)
+    with pytest.raises(FailedPrecondition, match="--model"):
+        table.leader.session_opened(GatewaySession(b"g" * 16), hello)
