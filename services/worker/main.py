@@ -47,6 +47,7 @@ async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine]) ->
         await asyncio.wait((stop, thread.crashed), return_when=asyncio.FIRST_COMPLETED)
         if thread.crashed.done():
             thread.crashed.result()
+        server.health.drain()
         await servicer.drain()
         thread.close()
     finally:
