@@ -3,15 +3,16 @@
 from dataclasses import replace
 
 import numpy as np
-from fake_worker import FakeWorker, reference_output
+from fake_worker import MODEL, FakeWorker, reference_output
 
 from services.scheduler.core.admission import Admitted, Known, Refused
 from services.scheduler.core.record import Record, StoredState
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.stop_rules import StopRules
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.config import Config
-from tessera.values.finish import FinishReason
+from tessera.values.finish import Finish, FinishReason
 from tessera.values.identity import Epoch
 from tessera.values.request import DetokenizeOptions, Submission
 from tessera.values.sampling import SamplingParams
@@ -28,6 +29,11 @@ def submission(
     return Submission(
         number.to_bytes(16, "big"), np.array(prompt, np.int32), sampling, DetokenizeOptions(), client_request_id, "someone"
     )
+
+
+def own_stop(request: Submission, output: tuple[int, ...]) -> Finish | None:
+    """The stop rules of the fake model, for a join."""
+    return StopRules.of(request, MODEL, 1 << 20).first_stop([*request.prompt_token_ids.tolist(), *output], 0)
 
 
 class Rig:

@@ -8,11 +8,11 @@ import hypothesis.strategies as st
 from fake_worker import FakeWorker, reference_output
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduler_rig import WORKER, Rig, submission
-from simple_join import join
+from scheduler_rig import WORKER, Rig, own_stop, submission
 
 from services.scheduler.core.admission import Admitted, Refused
 from services.scheduler.core.record import StoredState
+from services.scheduler.core.recovery import GatewayClaim, join
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
 from tessera.values.batch import ScheduledBatchOutput
@@ -225,7 +225,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         rig.nonce = 1
         report = rig.worker.attach(rig.epoch, 1)
         rig.scheduler = Scheduler(rig.config, rig.epoch)
-        recovered = join(self.stored if is_behind else rig.state, WORKER, report, received)
+        claims = [GatewayClaim(request_id, 0, output) for request_id, output in received.items()]
+        recovered = join(self.stored if is_behind else rig.state, {WORKER: report}, claims, own_stop)
         rig.scheduler.restore(recovered, {WORKER: report}, rig.now_us)
         rig.state = StoredState()
         self.attempts.clear()

@@ -1,0 +1,238 @@
+"""A worker comes, breaks off, comes back, restarts, is lost: tokens stay, and what it holds is not computed again."""
+
+from dataclasses import replace
+
+import pytest
+from fake_worker import FakeWorker
+from scheduler_rig import WORKER, Rig
+
+from services.scheduler.core.errors import ModelMismatch
+from services.scheduler.core.sequence_status import SequenceStatus
+from tessera.values.config import Config
+from tessera.values.finish import FinishReason
+from tessera.values.model import KVGeometry
+
+
+def numbers(count: int, first: int = 10) -> list[int]:
+    return list(range(first, first + count))
+
+
+def rig_of(num_blocks: int = 20, budget: int = 8, **config: object) -> Rig:
+    return Rig(Config(**{"max_num_seqs": 4, "max_num_batched_tokens": budget, **config}), FakeWorker(num_blocks, 4))
+
+
+def running_rig(num_steps: int = 4) -> Rig:
+    """Two requests, one of them in decode, the other maybe still in its prefill; max_tokens 8."""
+    rig = rig_of()
+    rig.submit(1, numbers(5), max_tokens=8)
+    rig.submit(2, numbers(18, 30), max_tokens=8)
+    for _ in range(num_steps):
+        rig.step(in_flight=2)
+    return rig
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 4, 6])
+@pytest.mark.parametrize("executed", [0, 1, 2])
+def test_a_broken_stream_costs_no_position_and_no_token(num_steps: int, executed: int) -> None:
+    """Up to two batches are out; some were executed and their outputs lost, the others are discarded."""
+    rig = running_rig(num_steps)
+    while rig.schedule() is not None:
+        pass
+    for _ in range(executed):
+        rig.execute()
+    computed = rig.worker.computed_positions
+    held = sum(slot.computed_len for slot in rig.worker.report().slots)
+    assert held == computed
+    before = rig.output(1)
+    rig.attach()
+    assert rig.output(1)[: len(before)] == before
+    rig.finish_all(in_flight=2)
+    for number in (1, 2):
+        rig.assert_as_alone(number)
+    assert rig.worker.computed_positions == (5 + 7) + (18 + 7), "every position once"
+
+
+def test_a_stop_in_a_lost_output_is_found_in_the_slot() -> None:
+    rig = rig_of()
+    rig.submit(1, numbers(5), max_tokens=2)
+    rig.step()
+    rig.schedule()
+    rig.execute()
+    rig.attach()
+    assert rig.reason(1) is FinishReason.MAX_TOKENS
+    rig.assert_as_alone(1)
+    assert rig.sequence(1).timings.ttft_us > 0
+    rig.finish_all()
+    assert not rig.worker.slots and rig.free_blocks == 20
+
+
+def test_a_first_token_in_a_lost_output_counts_from_the_attach() -> None:
+    rig = rig_of()
+    rig.submit(1, numbers(5), max_tokens=4)
+    rig.schedule()
+    rig.execute()
+    assert rig.sequence(1).timings.ttft_us == 0
+    rig.attach()
+    assert rig.sequence(1).timings.ttft_us == 1000 and len(rig.output(1)) == 1
+
+
+def test_a_request_whose_entry_was_discarded_enters_again() -> None:
+    rig = rig_of()
+    rig.submit(1, numbers(5), max_tokens=3)
+    rig.schedule()
+    rig.attach()
+    assert rig.sequence(1).status is SequenceStatus.WAITING
+    batch = rig.schedule()
+    assert batch is not None and batch.entries[0].attempt == 2 and batch.step_id == 2, "no step id comes twice"
+    rig.finish_all()
+    rig.assert_as_alone(1)
+
+
+def test_a_discarded_preemption_is_taken_back() -> None:
+    """The batch with the drop never started: the slot is still there, and goes on."""
+    rig = Rig(worker=FakeWorker(4, 4))
+    rig.submit(1, numbers(7), max_tokens=5)
+    rig.submit(2, numbers(7, 30), max_tokens=5)
+    rig.step()
+    rig.step()
+    batch = rig.schedule()
+    assert batch is not None and batch.drops and rig.sequence(2).status is SequenceStatus.WAITING
+    rig.attach()
+    assert rig.sequence(2).status is SequenceStatus.RUNNING and rig.sequence(2).attempt == 1
+    rig.finish_all()
+    rig.assert_as_alone(1)
+    rig.assert_as_alone(2)
+
+
+def test_a_discarded_drop_is_sent_again() -> None:
+    rig = rig_of()
+    rig.submit(1, numbers(5))
+    rig.step()
+    rig.scheduler.abort((1).to_bytes(16, "big"), rig.now_us)
+    rig.schedule()
+    rig.attach()
+    batch = rig.schedule()
+    assert batch is not None and [drop.request_id[-1] for drop in batch.drops] == [1]
+    assert batch.drops[0].finish == rig.sequence(1).finish
+    rig.post(rig.execute())
+    assert not rig.worker.slots
+
+
+def test_a_restarted_worker_has_nothing_and_tokens_stay() -> None:
+    """Cases 20, 80: no entry of the old boot can be hit, everything is computed again, no token comes twice."""
+    rig = running_rig()
+    late = rig.execute() if rig.worker.queue or rig.schedule() else None
+    outputs = {number: rig.output(number) for number in (1, 2)}
+    old_boot = next(iter(rig.state.blocks))
+    assert rig.state.blocks[old_boot]
+    rig.worker.restart()
+    rig.attach()
+    assert all(rig.sequence(number).status is SequenceStatus.WAITING for number in (1, 2))
+    assert [boot for boot in rig.state.blocks] != [old_boot] and not any(rig.state.blocks.values())
+    batch = rig.schedule()
+    assert batch is not None and batch.step_id == 1
+    assert [entry.num_cached_tokens for entry in batch.entries] == [0]
+    assert late is not None
+    rig.post(replace(late, step_id=1))  # of the old boot, though its step would fit
+    assert {number: rig.output(number) for number in (1, 2)} == outputs
+    rig.finish_all(in_flight=2)
+    rig.assert_as_alone(1)
+    rig.assert_as_alone(2)
+
+
+def test_a_lost_worker_gets_no_batches_and_its_requests_wait_in_order() -> None:
+    rig = running_rig()
+    late = rig.execute()
+    rig.scheduler.lose_worker(WORKER)
+    rig.check()
+    assert rig.schedule() is None and rig.scheduler.load().num_waiting == 2
+    output = rig.output(1)
+    rig.post(late)
+    assert rig.output(1) == output
+    rig.submit(3, numbers(3, 60), max_tokens=2)
+    rig.scheduler.lose_worker(WORKER)
+    rig.scheduler.lose_worker("nobody")
+    rig.worker.restart()
+    rig.attach()
+    rig.finish_all(in_flight=2)
+    entered = [entry.request_id[-1] for batch in rig.batches for entry in batch.entries]
+    assert entered == [1, 2, 1, 2, 3], "those that ran come first"
+    for number in (1, 2, 3):
+        rig.assert_as_alone(number)
+
+
+def test_a_worker_that_was_only_thought_lost_goes_on_where_it_was() -> None:
+    rig = running_rig()
+    rig.scheduler.lose_worker(WORKER)
+    rig.check()
+    rig.attach()
+    assert all(rig.sequence(number).status is SequenceStatus.RUNNING for number in (1, 2))
+    rig.finish_all(in_flight=2)
+    assert rig.worker.computed_positions == (5 + 7) + (18 + 7)
+
+
+def test_the_prefix_cache_of_a_worker_that_comes_back_holds() -> None:
+    rig = rig_of()
+    rig.submit(1, numbers(9), max_tokens=1)
+    rig.finish_all()
+    rig.scheduler.lose_worker(WORKER)
+    rig.attach()
+    rig.submit(2, numbers(9), max_tokens=1)
+    rig.finish_all()
+    assert rig.sequence(2).num_cached_tokens == 8
+    rig.assert_as_alone(2)
+
+
+def test_what_a_slot_computed_unknown_to_the_scheduler_is_published() -> None:
+    """The output that completed the blocks was lost, and so was the request: its blocks can be hit all the same."""
+    rig = rig_of()
+    rig.submit(1, numbers(9), max_tokens=3)
+    rig.schedule()
+    rig.execute()
+    rig.scheduler.abort((1).to_bytes(16, "big"), rig.now_us)
+    rig.attach()
+    rig.submit(2, numbers(9), max_tokens=1)
+    rig.finish_all()
+    assert rig.sequence(2).num_cached_tokens == 8
+    rig.assert_as_alone(2)
+
+
+def test_a_worker_with_another_model_is_turned_away() -> None:
+    rig = running_rig()
+    rig.worker.model = replace(rig.worker.model, name="other", weights_digest="9" * 64)
+    rig.worker.restart()
+    with pytest.raises(ModelMismatch, match="other.*fake"):
+        rig.scheduler.attach_worker(WORKER, rig.worker.attach(rig.epoch, 9), rig.now_us)
+    rig.check()
+    assert rig.scheduler.load().num_running == 2
+
+
+def test_a_smaller_pool_after_a_restart_ends_what_it_cannot_hold() -> None:
+    rig = rig_of(budget=64)
+    rig.submit(1, numbers(10), max_tokens=20)
+    rig.submit(2, numbers(5, 30), max_tokens=4)
+    rig.submit(3, numbers(9, 40), max_tokens=20)
+    rig.step()
+    rig.worker.geometry = KVGeometry(2, 4, 8, "fake/int64")
+    rig.worker.restart()
+    rig.submit(4, numbers(9, 50), max_tokens=20)
+    rig.attach()
+    assert rig.scheduler.request_len_max == 9
+    assert (rig.reason(1), len(rig.output(1))) == (FinishReason.MAX_MODEL_LEN, 1)
+    assert (rig.reason(3), len(rig.output(3))) == (FinishReason.MAX_MODEL_LEN, 1)
+    finish = rig.sequence(4).finish
+    assert finish is not None and finish.reason is FinishReason.UNSCHEDULABLE and "9 tokens" in finish.message
+    rig.finish_all()
+    rig.assert_as_alone(2)
+
+
+def test_attempts_grow_at_every_entry() -> None:
+    """Case 35 and 90: a preemption itself changes no attempt."""
+    rig = running_rig()
+    assert rig.sequence(1).attempt == 1
+    rig.scheduler.lose_worker(WORKER)
+    assert rig.sequence(1).attempt == 1
+    rig.worker.restart()
+    rig.attach()
+    rig.step()
+    assert rig.sequence(1).attempt == 2
