@@ -201,7 +201,7 @@ def test_a_worker_with_another_model_is_turned_away() -> None:
     rig = running_rig()
     rig.worker.model = replace(rig.worker.model, name="other", weights_digest="9" * 64)
     rig.worker.restart()
-    with pytest.raises(ModelMismatch, match="other.*fake"):
+    with pytest.raises(ModelMismatch, match=r"other.*fake"):
         rig.scheduler.attach_worker(WORKER, rig.worker.attach(rig.epoch, 9), rig.now_us)
     rig.check()
     assert rig.scheduler.load().num_running == 2
