@@ -83,7 +83,8 @@ class RequestStream:
             return None
         if delta is not None:
             self._text_end = delta.text_offset + len(delta.text.encode())
-            self._append(replace(delta, finish=None))  # the end is told below, once its usage and timings are there
+            # An end found here is told below, once its usage and timings are there.
+            self._append(replace(delta, finish=None) if delta.finish is not None else delta)
         if self.ended:
             self._append(self._last_delta(output.num_cached_tokens, output.timings))
         elif delta is not None and delta.found_here:
@@ -118,7 +119,7 @@ class RequestStream:
         if not self._pending:
             assert self._failure is not None, "woken for nothing"
             raise self._failure
-        delta = join_deltas(self._pending)
+        delta = join_deltas(self._pending) if len(self._pending) > 1 else self._pending[0]
         self._pending.clear()
         if self._failure is None:
             self._changed.clear()

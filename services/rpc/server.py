@@ -89,9 +89,9 @@ class RpcServer:
         add_reflection(self._server, (*self._names, _HEALTH_NAME))
         address = self._bind()
         await self._server.start()
-        _log.info("listening", address=address)
         if announce:
             self.announce(address)
+        _log.info("listening", address=address)
         return address
 
     def announce(self, address: str) -> None:

@@ -117,9 +117,11 @@ def connected(request):
         server = RpcServer(ServerConfig("127.0.0.1:0"))
         server.add(inference_pb2_grpc.add_InferenceServiceServicer_to_server, servicer, "tessera.v1.InferenceService")
         address = await server.start()
-        async with request.param(address) as client:
-            yield client, servicer
-        await server.stop(0)
+        try:
+            async with request.param(address) as client:
+                yield client, servicer
+        finally:
+            await server.stop(0)
 
     return connect
 

@@ -36,14 +36,10 @@ def house(model_info: ModelInfo, tokenizer: Tokenizer, monkeypatch: pytest.Monke
 
     @asynccontextmanager
     async def build(model: ModelInfo = model_info, **options: Any) -> AsyncIterator[House]:
-        scheduler = ScriptedScheduler(model)
-        await scheduler.start()
         settings: dict[str, Any] = {"listen": "127.0.0.1:0", "heartbeat_ms": 20_000, "drain_grace_s": 0.0}
-        config = GatewayConfig(scheduler=scheduler.address, model=MODEL, **{**settings, **options})
-        try:
+        async with ScriptedScheduler(model) as scheduler:
+            config = GatewayConfig(scheduler=scheduler.address, model=MODEL, **{**settings, **options})
             async with serving(config) as gateway, open_channel(gateway.address) as channel:
                 yield House(scheduler, gateway, channel)
-        finally:
-            await scheduler.stop()
 
     return build

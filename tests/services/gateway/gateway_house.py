@@ -106,6 +106,13 @@ class ScriptedScheduler(session_pb2_grpc.SchedulerServiceServicer):
         """The next session that a gateway opens; its Hello is not answered yet."""
         return await self._opened.get()
 
+    async def __aenter__(self) -> "ScriptedScheduler":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
     async def start(self) -> None:
         self._server = RpcServer(ServerConfig(self.address))
         register = session_pb2_grpc.add_SchedulerServiceServicer_to_server

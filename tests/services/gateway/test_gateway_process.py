@@ -4,14 +4,16 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from gateway_house import MODEL, ScriptedScheduler, assert_dense, max_tokens, output, read_all
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.gateway.config import GatewayConfig
+from services.gateway.servicer import SERVICE_NAME
 from services.rpc.channel import open_channel
 from tessera.v1 import inference_pb2 as pb
 from tessera.v1 import inference_pb2_grpc
@@ -25,9 +27,22 @@ import sys
 from pathlib import Path
 from services.gateway.config import GatewayConfig
 from services.gateway.main import run
-config = GatewayConfig(scheduler=sys.argv[1], model=sys.argv[2], listen="127.0.0.1:0", ready_file=Path(sys.argv[3]))
+config = GatewayConfig(scheduler=sys.argv[1], model=sys.argv[2], listen="127.0.0.1:0", heartbeat_ms=20_000, ready_file=Path(sys.argv[3]))
 run(config)
 """
+
+
+@asynccontextmanager
+async def child(*command, **environment):
+    """A process; killed at the end if it still runs."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env=os.environ | environment)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 def test_buf_curl_streams_tokens_through_reflection(run_async, house, tokenizer, tmp_path):
@@ -35,19 +50,17 @@ def test_buf_curl_streams_tokens_through_reflection(run_async, house, tokenizer,
         ids = tokenizer.encode("Hello from afar 😀", False)
         async with house() as h:
             end = await h.session()
-            process = await asyncio.create_subprocess_exec(
+            async with child(
                 Path(sys.executable).with_name("buf"),
                 *("curl", "--protocol", "grpc", "--http2-prior-knowledge"),
                 *("-d", '{"generation": {"text": "Hi", "sampling": {"temperature": 0, "maxTokens": 50}}}'),
                 f"http://{h.gateway.address}/tessera.v1.InferenceService/StreamGenerate",
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=os.environ | {"HOME": str(tmp_path)},
-            )
-            submit = await end.hear(Submit)
-            for i in range(len(ids)):
-                end.send(output(submit, i, [ids[i]], max_tokens(len(ids)) if i + 1 == len(ids) else None))
-            stdout, stderr = await process.communicate()
+                HOME=str(tmp_path),
+            ) as process:
+                submit = await end.hear(Submit)
+                for i in range(len(ids)):
+                    end.send(output(submit, i, [ids[i]], max_tokens(len(ids)) if i + 1 == len(ids) else None))
+                stdout, stderr = await process.communicate()
             assert process.returncode == 0, stderr
             decoder, text, pieces = json.JSONDecoder(), stdout.decode().strip(), []
             while text:
@@ -61,41 +74,59 @@ def test_buf_curl_streams_tokens_through_reflection(run_async, house, tokenizer,
     run_async(scenario())
 
 
-async def started(process, ready_file):
-    """The address in the ready file, once the log says that it is there."""
-    while json.loads(await process.stderr.readline())["event"] != "listening":
+def gateway_process(scheduler_address, ready_file):
+    """A gateway as a process."""
+    return child(sys.executable, "-c", PROCESS, scheduler_address, MODEL, ready_file, PYTHONPATH=str(ROOT))
+
+
+async def logged(process, event):
+    """The next log line that tells of `event`."""
+    while (line := json.loads(await process.stderr.readline()))["event"] != event:
         pass
-    return json.loads(ready_file.read_text())["address"]
+    return line
 
 
 def test_sigterm_lets_running_requests_end_and_exits_0(run_async, model_info, tmp_path):
     async def scenario():
-        scheduler = ScriptedScheduler(model_info)
-        await scheduler.start()
         ready_file = tmp_path / "ready.json"
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", PROCESS, scheduler.address, MODEL, ready_file),
-            stderr=asyncio.subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )
-        address = await started(process, ready_file)
-        end = await scheduler.session()
-        end.ack()
-        async with open_channel(address) as channel:
-            stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            call = stub.StreamGenerate(pb.StreamGenerateRequest(generation=pb.Generation(text="Hi")))
-            submit = await end.hear(Submit)
-            end.send(output(submit, 0, [504]))
-            first = await call.read()
-            process.send_signal(signal.SIGTERM)
-            while json.loads(await process.stderr.readline())["event"] != "draining":
-                pass
-            end.send(output(submit, 1, [505], max_tokens(2)))
-            pieces = [first, *await read_all(call)]
-            assert_dense(pieces)
+        async with (
+            ScriptedScheduler(model_info) as scheduler,
+            gateway_process(scheduler.address, ready_file) as process,
+        ):
+            address = (await logged(process, "listening"))["address"]
+            assert json.loads(ready_file.read_text()) == {"address": address}
+            end = await scheduler.session()
+            end.ack()
+            async with open_channel(address) as channel:
+                stub = inference_pb2_grpc.InferenceServiceStub(channel)
+                call = stub.StreamGenerate(pb.StreamGenerateRequest(generation=pb.Generation(text="Hi")))
+                submit = await end.hear(Submit)
+                end.send(output(submit, 0, [504]))
+                first = await call.read()
+                process.send_signal(signal.SIGTERM)
+                await logged(process, "draining")
+                end.send(output(submit, 1, [505], max_tokens(2)))
+                assert_dense([first, *await read_all(call)])
+                assert await process.wait() == 0
+            assert end.nothing_heard()
+            assert not ready_file.exists()
+
+    run_async(scenario())
+
+
+def test_a_gateway_answers_health_before_there_is_a_scheduler_and_exits_on_sigint(run_async, tmp_path):
+    async def scenario():
+        async with gateway_process("127.0.0.1:1", tmp_path / "ready.json") as process:
+            line = await logged(process, "listening")
+            assert (line["role"], line["level"]) == ("gateway", "info")
+            async with open_channel(line["address"]) as channel:
+                stub = health_pb2_grpc.HealthStub(channel)
+                alive = await stub.Check(health_pb2.HealthCheckRequest())
+                ready = await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
+            status = health_pb2.HealthCheckResponse
+            assert (alive.status, ready.status) == (status.SERVING, status.NOT_SERVING)
+            process.send_signal(signal.SIGINT)
             assert await process.wait() == 0
-        assert end.nothing_heard()
-        await scheduler.stop()
 
     run_async(scenario())
 
@@ -110,21 +141,6 @@ def test_requests_still_running_when_the_grace_ends_are_aborted(run_async, house
         assert call.done()
 
     run_async(scenario())
-
-
-def test_a_gateway_answers_health_before_there_is_a_scheduler_and_exits_on_sigint(tmp_path):
-    """And its log says what it waits for in JSON, with its role."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROCESS, "127.0.0.1:1", MODEL, tmp_path / "ready.json"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    line = json.loads(process.stderr.readline())
-    assert (line["event"], line["role"]) == ("listening", "gateway")
-    process.send_signal(signal.SIGINT)
-    process.stderr.read()
-    assert process.wait(20) == 0
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,11 @@ async def serving(servicer, **config):
     server = RpcServer(ServerConfig(listen="127.0.0.1:0", **config))
     server.add(inference_pb2_grpc.add_InferenceServiceServicer_to_server, servicer, NAME, ready=False)
     address = await server.start()
-    async with open_channel(address) as channel:
-        yield server, channel
-    await server.stop(0)
+    try:
+        async with open_channel(address) as channel:
+            yield server, channel
+    finally:
+        await server.stop(0)
 
 
 def raising(error):
