@@ -183,6 +183,28 @@ def test_a_gap_makes_it_owe_a_rewrite() -> None:
     assert take(journal) == BeginRewrite(Generation(3, 2))
 
 
+def test_an_acknowledgement_of_less_than_was_sent_is_a_gap() -> None:
+    journal = opened(begin(A))
+    journal.add(decode(0, A), 0)
+    take(journal)
+    journal.on_reply(Applied(41), 0)
+    assert journal.acked == 41 and isinstance(take(journal), BeginRewrite)
+
+
+def test_a_failed_append_is_not_made_again_after_a_rewrite() -> None:
+    journal = opened(begin(A), backlog_max=2)
+    journal.add(decode(0, A), 0)
+    take(journal)
+    journal.on_reply(Failed("no"), 0)
+    for offset in range(1, 4):
+        journal.add(decode(offset, A), 0)
+    now_us = RETRY_US_MAX
+    while (call := journal.next_call(now_us)) is not None:
+        assert not isinstance(call, Append)
+        journal.on_reply(Applied(45), now_us)
+    assert journal.acked == journal.last_record == 45
+
+
 def test_a_store_that_lost_acknowledged_records_is_not_durable_until_rewritten() -> None:
     journal = opened(begin(A))
     journal.add(decode(0, A), 0)

@@ -146,6 +146,12 @@ def test_gateways_win_over_the_store_and_the_store_over_workers() -> None:
     assert only(recovered).output_token_ids == (10, 21) and recovered.num_contradictions == 1
 
 
+def test_the_highest_attempt_wins_over_lower_ones() -> None:
+    reports = {"w": report(live(A, (10, 21, 22, 23), attempt=2)), "v": report(live(A, (10, 31), attempt=3))}
+    recovered = join(store(a=told(A, (10,), attempt=1)), reports, [], stop_rule)
+    assert only(recovered).output_token_ids == (10, 31) and recovered.num_contradictions == 1
+
+
 def test_the_longest_of_several_gateways_wins() -> None:
     request = only(join(store(a=told(A)), {}, [claim(A, 10), claim(A, 10, 11, subscriber=2)], stop_rule))
     assert (request.output_token_ids, request.subscriber) == ((10, 11), 2)
