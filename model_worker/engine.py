@@ -117,6 +117,7 @@ class Engine:
             token_ids[done] = np.where(rows.samples[done], sampled.token_ids, -1)
             computed.failures.update({int(done[row]): text for row, text in sampled.failures.items()})
         for row, text in computed.failures.items():
+            _log.error("step %d: the row of slot %d fails: %s", step_id, rows.slots[row], text)
             self._slots.failures[int(rows.slots[row])] = text
             computed.done[row] = False
             token_ids[row] = -1
@@ -137,15 +138,14 @@ class Engine:
         parts, failures = [np.empty((0, self.description.model.vocab_size), dtype=np.float32)], {}
         for row in range(len(rows.slots)):
             try:
-                parts.append(self._forward(rows.only(row), step_id))
+                parts.append(self._forward(rows.only(row), step_id).copy())
             except Exception as error:  # noqa: BLE001 - as above
-                _log.error("step %d: row %d failed alone: %s", step_id, row, _text(error))
                 failures[row] = _text(error)
                 everyone[row] = False
         return _Computed(everyone, np.concatenate(parts), failures)
 
     def _forward(self, rows: Rows, step_id: int) -> np.ndarray:
-        """Logits of every row's last position, on the host, float32 `[R, vocab]`."""
+        """Logits of every row's last position, on the host, float32 `[R, vocab]`; valid until the next call."""
         batch = build_batch(rows, self._slots, self._kv.block_size)
         self._last_write_step[batch.slot_mapping.numpy() // self._kv.block_size] = step_id
         return self._model.forward(batch, self._kv).cpu().numpy()

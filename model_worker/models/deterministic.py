@@ -54,13 +54,15 @@ class DeterministicLM:
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
+        self._logits = torch.zeros(0, config.vocab_size)
 
     def slots(self) -> dict[str, Tensor]:
         """No weights."""
         return {}
 
     def forward(self, batch: Batch, kv: KVPool) -> Tensor:
-        """Write the KV numbers of the batch, read those of every row's whole context, and hash them."""
+        """Write the KV numbers of the batch, read those of every row's whole context, and hash them. The logits are a view of a buffer
+        that the next call overwrites: fresh pages for hundreds of rows would cost more than all the rest."""
         low, high = _halves(kv.keys(0)), _halves(kv.values(0))
         counts, cu_seqlens_q = batch.cu_seqlens_q.diff().numpy(), batch.cu_seqlens_q.numpy()
         context_lens, tables = batch.context_lens.numpy(), batch.block_tables.numpy()
@@ -77,7 +79,9 @@ class DeterministicLM:
         visible = np.where(positions < lens[:, None], positions, -1)
         context = _read(low, high, tables[wanted], visible, kv.block_size)
         states: np.ndarray = (context * _weights(positions.astype(np.uint64))).sum(axis=1, dtype=np.uint64)
-        logits = torch.zeros(len(wanted), self.config.vocab_size)
+        if len(self._logits) < len(wanted):
+            self._logits = torch.empty(len(wanted), self.config.vocab_size)
+        logits = self._logits[: len(wanted)].zero_()
         first, second = _favourites(states, self.config.vocab_size)
         rows = np.arange(len(wanted))
         logits.numpy()[rows, second] = SECOND_LOGIT

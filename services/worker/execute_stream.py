@@ -4,11 +4,15 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
+import structlog
+
 from model_worker.batch_refused import BatchRefused
 from services.worker import convert
 from services.worker.engine_thread import Outcome
 from tessera.values.identity import Epoch
 from tessera.worker.v1 import worker_pb2
+
+_log = structlog.get_logger()
 
 
 class ExecuteStream:
@@ -39,6 +43,7 @@ class ExecuteStream:
 
     def refuse(self, step_id: int, reason: str) -> None:
         """Send that a batch was refused. The stream stays open, but takes no more batches."""
+        _log.error("batch refused", step=step_id, reason=reason)
         self.refused = True
         self._put(worker_pb2.ExecuteResponse(refused=worker_pb2.Refused(step_id=step_id, reason=reason)))
 

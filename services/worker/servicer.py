@@ -157,7 +157,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         except convert.MalformedMessage as error:
             thread.poison()
             stream.refuse(message.step_id, str(error))
-            _log.error("batch refused", step=message.step_id, reason=str(error))
             return
         stream.in_flight += 1
         thread.submit(batch, stream.tell)
