@@ -215,7 +215,8 @@ class Leader:
 
     def _submit(self, session: GatewaySession, submit: Submit) -> None:
         request_id = submit.submission.request_id
-        if self._draining and self.scheduler.request(request_id) is None:
+        is_new = not submit.received_token_ids and self.scheduler.request(request_id) is None
+        if self._draining and is_new:  # one that had begun is taken: the next scheduler goes on with it
             rejected = Rejected(request_id, submit.subscriber, RejectReason.DRAINING, "the scheduler is shutting down", 1000)
             session.post(rejected)
             return

@@ -12,6 +12,7 @@ import grpc
 import structlog
 
 from services.rpc.channel import open_channel
+from services.scheduler.core.errors import SchedulerError
 from services.worker import convert
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.identity import Epoch
@@ -41,7 +42,8 @@ class BatchWasRefused(Exception):
 
 
 class WorkerListener(Protocol):
-    """Who is told what a link hears. Calls are synchronous and come in the order of events."""
+    """Who is told what a link hears. Calls are synchronous and come in the order of events. A SchedulerError that a call raises
+    (another model, an output that does not fit) is the worker's fault: the link attaches it again."""
 
     def worker_attached(self, address: str, report: WorkerReport, send: Callable[[ScheduledBatch], None]) -> None:
         """The worker reported; batches may be sent with `send` until `worker_detached`."""
@@ -91,7 +93,7 @@ class WorkerLink:
                     if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                         raise OlderEpoch(error.details() or "") from error
                     _log.warning("worker stream ended", worker=self._address, status=error.code().name)
-                except (WorkerSilent, BatchWasRefused, convert.MalformedMessage) as error:
+                except (WorkerSilent, BatchWasRefused, SchedulerError, convert.MalformedMessage) as error:
                     _log.warning("worker stream given up", worker=self._address, error=str(error))
                 await asyncio.sleep(RETRY_S)
 

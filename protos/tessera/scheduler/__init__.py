@@ -1,0 +1,1 @@
+"""Stubs of the internal protocols of the scheduler."""

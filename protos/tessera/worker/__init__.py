@@ -1,0 +1,1 @@
+"""Stubs of the internal protocol of the worker."""

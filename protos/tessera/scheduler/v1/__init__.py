@@ -1,0 +1,1 @@
+"""Stubs of session and journal, generated."""

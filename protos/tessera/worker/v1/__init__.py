@@ -1,0 +1,1 @@
+"""Stubs of the worker's protocol, generated."""
