@@ -52,6 +52,8 @@ class Batcher:
                 plan.add_decode(sequence, position, new_block_ids)
 
     def _add_prefills(self, replica: Replica, plan: StepPlan) -> None:
+        if plan.num_decodes == len(replica.running):
+            return
         for sequence in list(replica.running.values()):
             if plan.is_full:
                 return
@@ -101,7 +103,7 @@ class Batcher:
             return num_remaining if num_remaining <= plan.tokens_left else 0
         count = min(num_remaining, plan.tokens_left)
         threshold = config.long_prefill_token_threshold
-        return min(count, threshold) if threshold and config.enable_chunked_prefill else count
+        return min(count, threshold) if threshold else count
 
     def _grow(self, replica: Replica, plan: StepPlan, sequence: Sequence, count: int) -> list[int] | None:
         """New blocks for the next `count` positions; preempts until they are there. None: the sequence itself had to go."""

@@ -59,7 +59,7 @@ class Replica:
         self.drops: list[SlotDrop] = []
         self.in_flight: deque[IssuedBatch] = deque()
         self.block_deltas: list[BlockDelta] = []
-        self._report = report
+        self._last_step = report.last_step
         self._free_slots: list[int] = []
 
     @property
@@ -89,7 +89,7 @@ class Replica:
         self.orphans = {slot.request_id: Orphan(slot, BlockTable(slot.block_table.tolist())) for slot in orphans}
         tables = [HeldTable(seq.table, seq.ledger.token_ids, seq.ledger.computed_len) for seq in self.running.values()]
         tables += [HeldTable(orphan.table, orphan.slot.token_ids, orphan.slot.computed_len) for orphan in self.orphans.values()]
-        self.manager.adopt(tables, published, self._report.last_step)
+        self.manager.adopt(tables, published, self._last_step)
         self.manager.take_changes()  # the whole cache is told, below
         self.block_deltas.append(BlockDelta(self.name, self.boot_id, self.manager.published(), ()))
         taken = {slot.slot for _, slot in held} | {orphan.slot.slot for orphan in self.orphans.values()}
@@ -129,7 +129,7 @@ class Replica:
     # -- sequences coming and going
 
     def seat(self, sequence: Sequence) -> None:
-        """Give an admitted sequence, whose table is filled, a slot."""
+        """Give an admitted sequence, whose table is filled, the lowest free slot."""
         sequence.run(self.name, heappop(self._free_slots))
         self.running[sequence.request_id] = sequence
 

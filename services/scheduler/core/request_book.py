@@ -62,9 +62,7 @@ class RequestBook:
         """A request has its terminal mark: its client id may be used again."""
         self.touch(sequence)
         self._finished[sequence.request_id] = sequence
-        key = (sequence.submission.principal, sequence.submission.client_request_id)
-        if self._by_client_id.get(key) is sequence:
-            del self._by_client_id[key]
+        self._by_client_id.pop((sequence.submission.principal, sequence.submission.client_request_id), None)
 
     def forget_finished(self, ended_before_us: int) -> None:
         """Drop requests that ended before this time or at it."""

@@ -104,7 +104,7 @@ def restore(lifecycle: Lifecycle, config: Config, recovered: Recovered, reports:
         replica = replicas[worker.worker]
         orphans = [orphan.slot for orphan in recovered.orphans if orphan.worker == replica.name]
         replica.adopt(held[replica.name], orphans, worker.published)
-        replica.next_step = max(replica.next_step, worker.next_step)
+        replica.next_step = worker.next_step
         lifecycle.fleet.put(replica)
 
 

@@ -90,7 +90,7 @@ def test_a_resume_needs_a_block_to_spare_beside_others() -> None:
     """Its whole length fits the 4 free blocks, but the next block of its neighbour would send it back at once."""
     rig = rig_of(8, enable_prefix_caching=False)
     rig.submit(1, numbers(14), max_tokens=7)
-    rig.submit(2, numbers(15, 30), max_tokens=7)
+    rig.submit(2, numbers(14, 30), max_tokens=7)
     rig.step()
     rig.scheduler.lose_worker(WORKER)
     rig.worker.restart()

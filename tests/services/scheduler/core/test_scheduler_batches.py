@@ -208,10 +208,10 @@ def test_finished_requests_are_forgotten_after_their_retention() -> None:
     rig = rig_of(20, result_retention_ms=5)
     rig.submit(1, numbers(3), max_tokens=1)
     rig.finish_all()
-    rig.scheduler.forget_finished(rig.now_us)
+    finished_us = rig.sequence(1).finished_us
+    rig.scheduler.forget_finished(finished_us + 4999)
     assert rig.sequence(1).finish is not None
-    rig.now_us += 5000
-    rig.scheduler.forget_finished(rig.now_us)
+    rig.scheduler.forget_finished(finished_us + 5000)
     rig.check()
     assert rig.scheduler.request((1).to_bytes(16, "big")) is None and not rig.state.requests
 
@@ -229,3 +229,31 @@ def test_steady_decodes_are_told_as_columns() -> None:
     assert changes.decoded.token_offsets.tolist() == [1, 1]
     assert changes.decoded.token_ids.tolist() == [rig.output(1)[1], rig.output(2)[1]]
     assert rig.scheduler.take_changes() is None
+
+
+def test_two_tokens_since_the_last_change_are_told_as_a_delta() -> None:
+    rig = rig_of(20)
+    rig.take_every = 1000
+    rig.submit(1, numbers(3), max_tokens=6)
+    rig.step()
+    rig.take()
+    rig.step()
+    rig.step()
+    rig.take()
+    assert list(rig.state.requests[(1).to_bytes(16, "big")].output_token_ids) == rig.output(1)
+
+
+def test_a_table_that_was_given_up_and_filled_again_is_told_anew() -> None:
+    rig = rig_of(20)
+    rig.submit(1, numbers(9), max_tokens=6)
+    rig.submit(2, numbers(9, 40), max_tokens=6)
+    rig.step()
+    before = rig.sequence(2).table.block_ids
+    rig.take_every = 1000
+    rig.scheduler.abort((1).to_bytes(16, "big"), rig.now_us)
+    rig.scheduler.lose_worker(WORKER)
+    rig.worker.restart()
+    rig.attach()
+    rig.step()
+    assert rig.sequence(2).table.block_ids != before
+    rig.take()

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from fake_worker import FakeWorker
+from fake_worker import FakeWorker, reference_output
 from scheduler_rig import WORKER, Rig
 
 from services.scheduler.core.errors import ModelMismatch
 from services.scheduler.core.sequence_status import SequenceStatus
 from tessera.values.config import Config
 from tessera.values.finish import FinishReason
+from tessera.values.identity import Epoch
 from tessera.values.model import KVGeometry
 
 
@@ -136,6 +137,8 @@ def test_a_restarted_worker_has_nothing_and_tokens_stay() -> None:
     rig.post(replace(late, step_id=1))  # of the old boot, though its step would fit
     assert {number: rig.output(number) for number in (1, 2)} == outputs
     rig.finish_all(in_flight=2)
+    entered = [entry.request_id[-1] for issued in rig.batches for entry in issued.entries]
+    assert entered == [1, 2, 1, 2], "in their old order"
     rig.assert_as_alone(1)
     rig.assert_as_alone(2)
 
@@ -236,3 +239,90 @@ def test_attempts_grow_at_every_entry() -> None:
     rig.attach()
     rig.step()
     assert rig.sequence(1).attempt == 2
+
+
+def test_a_slot_of_an_earlier_attempt_is_not_gone_back_to() -> None:
+    rig = running_rig()
+    expected, _ = reference_output(rig.sequence(1).submission, rig.pool_tokens)
+    rig.scheduler.claim((1).to_bytes(16, "big"), 0, tuple(expected[:6]), rig.now_us)
+    rig.attach()  # nothing has left yet: back into the slot
+    assert (rig.sequence(1).status, rig.sequence(1).attempt) == (SequenceStatus.RUNNING, 1)
+    batch = rig.schedule()  # it enters its slot again, with the tokens claimed
+    assert batch is not None and [entry.attempt for entry in batch.entries] == [2]
+    rig.attach()  # but that batch is discarded
+    assert (rig.sequence(1).status, rig.sequence(1).attempt) == (SequenceStatus.WAITING, 2)
+    rig.finish_all(in_flight=2)
+    rig.assert_as_alone(1)
+    assert rig.sequence(1).attempt == 3
+
+
+def test_a_slot_with_other_tokens_is_not_gone_on_in() -> None:
+    rig = running_rig()
+    rig.scheduler.claim((1).to_bytes(16, "big"), 0, (11, 12), rig.now_us)
+    rig.attach()
+    assert rig.sequence(1).status is SequenceStatus.WAITING
+    rig.finish_all(in_flight=2)
+    assert rig.output(1)[:2] == [11, 12]
+    rig.assert_as_alone(2)
+
+
+def test_victims_are_chosen_in_order_of_admission_after_an_attach_too() -> None:
+    """The younger request sits in the lower slot, which the report names first."""
+    rig = rig_of(budget=64)
+    rig.submit(1, numbers(5), max_tokens=8)
+    rig.submit(2, numbers(5, 30), max_tokens=8)
+    rig.step()
+    rig.scheduler.abort((1).to_bytes(16, "big"), rig.now_us)
+    rig.submit(3, numbers(5, 50), max_tokens=8)
+    rig.step()
+    assert (rig.sequence(2).slot, rig.sequence(3).slot) == (1, 0)
+    rig.attach()
+    replica = rig.scheduler.replica(WORKER)
+    assert replica is not None and [request_id[-1] for request_id in replica.running] == [2, 3]
+
+
+def test_what_is_durable_stays_so_over_an_attach() -> None:
+    rig = running_rig()
+    replica = rig.scheduler.replica(WORKER)
+    assert replica is not None
+    rig.scheduler.set_durable_step(WORKER, replica.boot_id, 2)
+    applied = replica.applied_step
+    rig.attach()
+    batch, after = rig.schedule(), rig.scheduler.replica(WORKER)
+    assert batch is not None and batch.durable_step == 2
+    assert after is not None and after is not replica and after.applied_step == applied
+    rig.worker.restart()
+    rig.attach()
+    batch = rig.schedule()
+    assert batch is not None and batch.durable_step == 0
+
+
+def test_a_request_that_runs_is_not_taken_over_by_another_worker() -> None:
+    """The other worker still has a slot of it from before: that one is dropped, and its full blocks can be hit."""
+    rig, other = running_rig(), running_rig().worker
+    report = other.attach(Epoch(rig.epoch.number, b"leader"), 9)
+    rig.scheduler.attach_worker("worker:2", report, rig.now_us)
+    rig.check()
+    assert rig.sequence(1).worker == rig.sequence(2).worker == WORKER
+    batch = rig.scheduler.schedule("worker:2", rig.now_us)
+    assert batch is not None and batch.num_rows == 0
+    assert sorted(drop.request_id[-1] for drop in batch.drops) == [1, 2]
+    replica = rig.scheduler.replica("worker:2")
+    assert replica is not None and replica.manager.num_free_blocks == 20 and replica.manager.published()
+
+
+def test_entries_that_a_report_contradicts_are_taken_back() -> None:
+    """Somebody else has written a cached block since: the journal is told, and nobody hits it."""
+    rig = rig_of()
+    rig.submit(1, numbers(9), max_tokens=1)
+    rig.finish_all()
+    rig.worker.dropped.clear()
+    first, second = (entry.block_id for entry in next(iter(rig.state.blocks.values())).values())
+    rig.worker.last_write_step[second] = rig.worker.last_step = 50
+    rig.attach()
+    assert [list(entries) for entries in rig.state.blocks.values()] == [[first]]
+    batch = rig.schedule()
+    assert batch is None
+    rig.submit(2, numbers(9), max_tokens=1)
+    batch = rig.schedule()
+    assert batch is not None and batch.step_id == 51 and batch.entries[0].num_cached_tokens == 4
