@@ -16,7 +16,11 @@ LOG_TAIL_LINES = 15
 
 
 class PartDied(Exception):
-    """A part of the system ended by itself. The message says how, and the last thing it had to say."""
+    """A part of the system ended by itself: `how`, in one line, and `last_words`, the tail of its log. Both are the message."""
+
+    def __init__(self, how: str, last_words: str = "") -> None:
+        super().__init__(f"{how}{last_words}")
+        self.how = how
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,4 +95,4 @@ class Child:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         lines = self._spec.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         tail = "\n".join(f"    {line}" for line in lines) or "    (it wrote nothing)"
-        return PartDied(f"{self.name} {how}; last lines of {self._spec.log}:\n{tail}")
+        return PartDied(f"{self.name} {how}", f"; last lines of {self._spec.log}:\n{tail}")

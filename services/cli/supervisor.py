@@ -91,7 +91,7 @@ class Supervisor:
             if tries > self._policy.tries_max:
                 raise death
             delay_s = min(self._policy.first_delay_s * 2 ** (tries - 1), self._policy.delay_s_max)
-            self._report(f"{death}\n  restarting {part.name} in {delay_s:g} s (try {tries} of {self._policy.tries_max})")
+            self._report(f"  {death.how}; starting it again in {delay_s:g} s (try {tries} of {self._policy.tries_max})")
             await asyncio.sleep(delay_s)
             await self._respawn(part)
 

@@ -1,7 +1,6 @@
 """`tessera up`: everything on this machine, a question to the model, and then service until Ctrl-C."""
 
 import asyncio
-import os
 import signal
 import sys
 import time
@@ -60,7 +59,10 @@ def command(**options: Any) -> None:
         with DataFolder(config.data.absolute()).lock():
             check_listen(config)
             sys.exit(asyncio.run(_interruptible(_System(config))))
-    except (DataFolderInUse, PortTaken, PartDied, TesseraError) as error:
+    except TesseraError as error:
+        click.echo(f"Error: the question was not answered: {error}; see the logs", err=True)
+        sys.exit(1)
+    except (DataFolderInUse, PortTaken, PartDied) as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(1)
 
@@ -127,7 +129,9 @@ async def _interruptible(system: _System) -> int:
 
 
 def _how_to_go_on(config: UpConfig) -> str:
-    programs = Path(os.path.relpath(Path(sys.executable).parent))
+    programs = Path(sys.executable).parent
+    if programs.is_relative_to(Path.cwd()):
+        programs = programs.relative_to(Path.cwd())
     address = "" if config.listen == DEFAULT_LISTEN else f" --address {config.listen}"
     return f"""
 Serving on {config.listen} until Ctrl-C. In another terminal:

@@ -84,7 +84,7 @@ def test_a_killed_part_comes_back(run_async: RunAsync, make_spec: Callable[..., 
         os.kill(first, signal.SIGKILL)
         second = pid_in(await report.line("is back"))
         assert second != first and psutil.pid_exists(second)
-        assert "killed by signal 9" in await report.line("restarting worker")
+        assert "killed by signal 9" in await report.line("starting it again")
         keeper.cancel()
         await supervisor.stop(grace_s=10.0)
         assert not psutil.pid_exists(second)
@@ -99,7 +99,7 @@ def test_a_part_that_keeps_dying_ends_it_all(run_async: RunAsync, make_spec: Cal
         await supervisor.start()
         with pytest.raises(PartDied, match="ended with status 4"):
             await supervisor.keep()
-        assert sum("restarting worker" in line for line in report) == QUICK.tries_max
+        assert sum("starting it again" in line for line in report) == QUICK.tries_max
         await supervisor.stop(grace_s=10.0)
 
     run_async(story())

@@ -1,0 +1,73 @@
+"""`tessera up` as a newcomer meets it: real processes, the real model, and nothing left behind."""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+END_TIMEOUT_S = 60
+
+
+def up(folder: Path, address: str, *options: str) -> list[str]:
+    command = [sys.executable, "-m", "services.cli.main", "up"]
+    return [*command, "--data", str(folder), "--listen", address, *options]
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@contextmanager
+def serving(command: list[str]) -> Iterator[tuple["subprocess.Popen[str]", list[psutil.Process]]]:
+    """A system that serves, and its processes; whatever the test does, nothing is left behind."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "Serving on" in line:
+                break
+        assert process.poll() is None, "".join(lines)
+        yield process, psutil.Process(process.pid).children(recursive=True)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_serve_interrupt_kill_and_run_again(tmp_path: Path, address: str) -> None:
+    with serving(up(tmp_path, address)) as (process, parts):
+        assert len(parts) == 4, "redis, worker, scheduler, gateway"
+        second = subprocess.run(up(tmp_path, address), capture_output=True, text=True, timeout=END_TIMEOUT_S)
+        assert second.returncode == 1 and f"in use by another `tessera up` (process {process.pid})" in second.stderr
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=END_TIMEOUT_S)
+        assert process.returncode == 0, err
+        assert "Paris" in out
+        assert not psutil.wait_procs(parts, timeout=0)[1], "the parts end before `up` does"
+
+    with serving(up(tmp_path, address, "--prompt", "")) as (process, parts):
+        process.kill()
+        assert not psutil.wait_procs(parts, timeout=END_TIMEOUT_S)[1], "the kernel ends the parts"
+
+    once = subprocess.run(up(tmp_path, address, "--once"), capture_output=True, text=True, timeout=4 * END_TIMEOUT_S)
+    assert once.returncode == 0, once.stderr
+    assert once.stdout == "The capital of France is Paris.\n"
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_there_ends_it_with_the_reason(tmp_path: Path, address: str) -> None:
+    command = up(tmp_path, address, "--once", "--model", "./gone")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=END_TIMEOUT_S)
+    assert result.returncode == 1
+    assert "model './gone' does not exist" in result.stderr and "Traceback" not in result.stderr
