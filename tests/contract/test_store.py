@@ -1,5 +1,6 @@
 """What every store must do, run by every adapter."""
 
+import copy
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -105,6 +106,7 @@ def test_an_epoch_is_taken_by_compare_and_set(store: Store, run_async: RunAsync)
         first, rival = Epoch(1, b"1" * 16), Epoch(1, b"2" * 16)
         assert await store.take_epoch(NO_EPOCH, first) == EpochTaken()
         assert await store.take_epoch(NO_EPOCH, rival) == EpochMoved(first)
+        assert await store.take_epoch(rival, Epoch(2, b"2" * 16)) == EpochMoved(first)
         assert await store.read_epoch() == first
         assert await store.take_epoch(first, Epoch(2, b"2" * 16)) == EpochTaken()
         assert await store.take_epoch(first, Epoch(5, b"1" * 16)) == EpochMoved(Epoch(2, b"2" * 16))
@@ -174,10 +176,13 @@ def test_a_call_that_overlaps_applies_only_what_is_new(store: Store, run_async: 
     async def scenario() -> None:
         writer = Writer(store)
         await writer.open()
-        records = [record(number, writer.story.step()) for number in range(1, 7)]
-        await writer.call(LogFolder(0).append(writer.generation, records[:4]))
+        for _ in range(100):
+            await writer.call(writer.next())
+        again = copy.deepcopy(writer.folder)
+        records = [record(number, writer.story.step()) for number in range(101, 107)]
+        await writer.call(again.append(writer.generation, records[:4]))
         both = writer.folder.append(writer.generation, records)
-        assert await writer.call(both) == Applied(6)
+        assert await writer.call(both) == Applied(106)
         assert facts(await writer.state()) == facts(writer.folder.state())
 
     run_async(scenario())
@@ -291,7 +296,9 @@ def test_only_the_latest_attempt_can_complete(store: Store, run_async: RunAsync)
         assert facts(await writer.state()) == expected
         assert await writer.call(EndRewrite(fresh, 21)) == Applied(21)
         assert facts(await writer.state()) == facts(StoredState(21)), "leftovers of the abandoned attempt came through"
-        assert isinstance(await writer.call(BeginRewrite(fresh)), Failed)
+        for call in (BeginRewrite(fresh), RewriteChunk(fresh, whole.requests, ()), EndRewrite(fresh, 21)):
+            assert isinstance(await writer.call(call), Failed), "it is complete already"
+        assert facts(await writer.state()) == facts(StoredState(21))
 
     run_async(scenario())
 

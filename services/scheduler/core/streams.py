@@ -166,8 +166,7 @@ class Streams(Generic[S]):
         for delta in record.requests:
             stream = self._streams.get(delta.request_id)
             if stream is not None and record.number > stream.void_until:
-                if delta.finish != stream.finish:
-                    stream.finish, stream.is_end_sent = delta.finish, False
+                stream.finish = delta.finish
                 stream.num_cached_tokens, stream.timings = delta.num_cached_tokens, delta.timings
                 stream.visible_len = delta.token_offset + len(delta.token_ids)
                 self._note_due(delta.request_id, stream)

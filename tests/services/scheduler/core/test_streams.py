@@ -81,6 +81,14 @@ def test_tokens_leave_when_their_record_is_acknowledged(desk: Desk) -> None:
     assert desk.frame("g1") == []
 
 
+def test_committed_tokens_of_later_records_do_not_leave_with_earlier_ones(desk: Desk) -> None:
+    desk.streams.claim("g1", A, 0, 0)
+    first = desk.delta(A, 5)
+    desk.decode(A)
+    desk.streams.release(first, is_durable=True)
+    assert desk.frame("g1") == [(A, 0, (5,))]
+
+
 def test_tokens_leave_at_once_while_the_store_does_not_keep_up(desk: Desk) -> None:
     desk.streams.claim("g1", A, 0, 0)
     desk.delta(A, 5)
@@ -136,7 +144,9 @@ def test_the_higher_resume_number_takes_over(desk: Desk) -> None:
     assert desk.streams.claim("g1", A, 0, 0) == TakenOver(A, 0)
     assert desk.streams.due_sessions == ["g2"] and desk.frame("g1") == []
     assert desk.frame("g2") == [(A, 1, (2,))]
-    assert desk.streams.owns("g2", A, 1) and not desk.streams.owns("g1", A, 0) and not desk.streams.owns("g1", A, 9)
+    assert desk.streams.claim("g2", A, 2, 2) == Claimed(None), "its own gateway needs not be told"
+    assert desk.streams.owns("g2", A, 2) and not desk.streams.owns("g2", A, 1)
+    assert not desk.streams.owns("g1", A, 0) and not desk.streams.owns("g1", A, 9)
 
 
 def test_a_number_the_journal_knows_holds_over_a_takeover(desk: Desk) -> None:
@@ -152,6 +162,14 @@ def test_an_end_is_sent_to_every_new_claim(desk: Desk) -> None:
     assert len(desk.frame("g1")) == 1
     desk.streams.claim("g2", A, 1, 1)
     assert desk.streams.take_frame("g2") == [RequestOutput(A, 1, 1, (), 7, finish, TIMINGS)]
+
+
+def test_an_end_before_what_a_gateway_holds_is_told_from_the_end(desk: Desk) -> None:
+    finish = Finish(FinishReason.STOP_STRING, 2, stop_string="x")
+    desk.delta(A, 4, 5, finish=finish)
+    desk.streams.claim("g1", A, 0, 3)
+    desk.streams.release(1, is_durable=True)
+    assert desk.streams.take_frame("g1") == [RequestOutput(A, 0, 2, (), 7, finish, TIMINGS)]
 
 
 def test_requests_of_a_lost_session_expire_after_the_grace(desk: Desk) -> None:
@@ -173,6 +191,12 @@ def test_a_recovered_request_that_nobody_claims_expires(desk: Desk) -> None:
     desk.delta(B)
     desk.streams.claim("g1", B, 0, 0)
     assert desk.streams.expired(9 + GRACE_US) == [A]
+
+
+def test_a_request_that_ends_unclaimed_does_not_expire(desk: Desk) -> None:
+    desk.delta(A)
+    desk.delta(A, finish=Finish(FinishReason.EOS, 0))
+    assert desk.streams.expired(10 * GRACE_US) == []
 
 
 def test_a_finished_request_does_not_expire(desk: Desk) -> None:

@@ -83,6 +83,26 @@ def test_all_keys_of_a_group_share_one_hash_tag(server: EmbeddedRedis, run_async
     run_async(scenario())
 
 
+def test_nothing_of_an_old_generation_is_left_behind(server: EmbeddedRedis, run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        leader = Leader(server.url)
+        await leader.begin()
+        first = set(await leader.store._command("KEYS", "*"))
+        later = Leader(server.url)
+        epoch = Epoch(2, EPOCH.instance)
+        assert await later.store.take_epoch(EPOCH, epoch) == EpochTaken()
+        later.journal = Journal(Config(), 2, 1)
+        later.journal.add(Changes((request(2),)), 0)
+        while (call := later.journal.next_call(0)) is not None:
+            later.journal.on_reply(await later.store.call(epoch, call), 0)
+        second = set(await leader.store._command("KEYS", "*"))
+        assert len(first) == len(second) == 2 and len(first & second) == 1, "meta and the requests of one side"
+        await later.store.close()
+        await leader.store.close()
+
+    run_async(scenario())
+
+
 def test_a_server_that_is_away_fails_every_call_and_nothing_else(tmp_path: Path, run_async: RunAsync) -> None:
     async def scenario() -> None:
         leader = Leader(f"unix://{tmp_path}/nobody.sock")
