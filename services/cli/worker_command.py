@@ -16,7 +16,9 @@ _TEXTS = {
     "kv_cache_bytes": Text("Memory for the KV cache; whole blocks of it are used.", "BYTES"),
     "block_size": Text("Tokens in one KV block: 1, or a multiple of 16.", "TOKENS"),
     "max_num_seqs": Text("Most sequences in one batch, 1 or more.", "COUNT"),
-    "max_num_batched_tokens": Text("Most token positions in one batch, at least max-num-seqs.", "TOKENS"),
+    "max_num_batched_tokens": Text(
+        "Most token positions in one batch, at least max-num-seqs. Running answers wait for the whole batch.", "TOKENS"
+    ),
     "max_model_len": Text("Longest prompt plus output. Without it: what the model was trained for.", "TOKENS"),
     "threads": Text("Threads that compute. Without it: one per core that this process may use.", "COUNT"),
     "heartbeat_ms": Text("How often the worker says that it lives.", "MS"),

@@ -18,8 +18,10 @@ class WorkerConfig:
     listen: str = "127.0.0.1:50053"  # host:port, port 0 for any free one, or unix:/path
     kv_cache_bytes: int = 512 * 1024 * 1024
     block_size: int = 16  # tokens per block: 1 or a multiple of 16
-    max_num_seqs: int = 512  # rows of one batch
-    max_num_batched_tokens: int = 16384  # positions of one batch
+    max_num_seqs: int = 256  # rows of one batch
+    max_num_batched_tokens: int = (
+        512  # positions of one batch: a CPU computes several hundred in a second, and decodes wait for all
+    )
     max_model_len: int | None = None  # tokens, prompt and output; None: what the model was trained for
     threads: int | None = None  # torch threads; None: one per core this process may use
     heartbeat_ms: int = 500

@@ -91,7 +91,7 @@ MODEL = "SmolLM2-135M-Instruct"
 
 CALM = StackOptions(
     model=MODEL,
-    scheduler=["--result-retention-ms", "500", "--log-level", "debug", "--max-num-batched-tokens", "512"],
+    scheduler=["--result-retention-ms", "500", "--log-level", "debug"],
     worker=["--kv-cache-bytes", str(192 * 1024 * 1024)],
 )
 """The real model in a small pool, a retention that tests can wait for, and a scheduler that says when it is idle."""
