@@ -61,7 +61,7 @@ def token_ids_from_proto(token_ids: Iterable[int]) -> np.ndarray:
 
 def _sampling_from_proto(message: inference_pb2.Sampling) -> SamplingInput:
     def given(name: str) -> float | None:
-        return getattr(message, name) if message.HasField(name) else None  # type: ignore[arg-type]
+        return getattr(message, name) if message.HasField(name) else None
 
     return SamplingInput(
         temperature=given("temperature"),
