@@ -81,6 +81,14 @@ proto-check: setup ## Check that the committed stubs are what the .proto files g
 	  diff <(cd protos && find . -name '*_pb2*.py*' | sort) <(cd $$fresh && find . -name '*_pb2*.py*' | sort) && \
 	  (cd $$fresh && find . -type f) | while read -r file; do diff protos/$$file $$fresh/$$file || exit 1; done && rm -rf $$fresh)
 
+.PHONY: parity
+parity: setup ## Compare greedy outputs with transformers on the same weights, in every mode (minutes; ends with a JSON line)
+	@$(BIN)/python -m tests.parity.run $(ARGS)
+
+.PHONY: bench
+bench: setup ## Run the benchmarks (each ends with a JSON line)
+	@for file in tests/benchmarks/*.py; do $(BIN)/python $$file $(ARGS) || exit 1; done
+
 .PHONY: clean
 clean: ## Delete what running and testing left in this folder (VENV and data/ stay)
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build
