@@ -1,4 +1,4 @@
-"""32 prompts of many kinds, from 2 to about 300 tokens: questions in the chat format, prose, code, digits, other scripts."""
+"""32 prompts of many kinds, from 1 to about 240 tokens: questions in the chat format, prose, code, digits, other scripts."""
 
 CHATS = (
     "What is the capital of France?",
