@@ -23,9 +23,9 @@ stage = printf '  %-44s' '$(1)'; start=$$SECONDS; log=$$(mktemp); if { $(2); } >
 
 .PHONY: help
 help: ## List the targets
-	@echo 'Tessera. In a fresh clone, one of the first two is enough: each sets up $(VENV) by itself.'
+	@echo 'Tessera. In a fresh clone `make run` is enough: every target sets up $(VENV) by itself.'
 	@echo
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort -k2 -t'#' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 	@echo
 	@echo 'Variables: PYTHON, VENV, TORCH (see the top of the Makefile), ARGS (options for `tessera up` or pytest), ONCE=1.'
 

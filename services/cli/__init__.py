@@ -1,0 +1,1 @@
+"""The command line `tessera`: everything on one machine, one role, or one request."""
