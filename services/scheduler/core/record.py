@@ -132,27 +132,32 @@ def apply_run(rows: Sequence[StoredRequest | None], run: Sequence[DecodeColumns]
 
     `rows` are these requests, None for one that is not wanted; of row i the first `skips[i]` columns are not applied.
     """
-    offsets = np.stack([columns.token_offsets for columns in run], axis=1)
-    data = np.stack([columns.token_ids for columns in run], axis=1).astype(np.intc, copy=False).tobytes()
     count, width = len(run), np.dtype(np.intc).itemsize
-    for row, (request, skip) in enumerate(zip(rows, skips, strict=True)):
+    offsets = np.stack([columns.token_offsets for columns in run], axis=1)
+    starts = offsets[np.arange(len(rows)), np.minimum(skips, count - 1)].tolist()
+    data = np.stack([columns.token_ids for columns in run], axis=1).astype(np.intc, copy=False).tobytes()
+    end = 0
+    for request, skip, start in zip(rows, skips, starts, strict=True):
+        begin, end = end + skip * width, end + count * width
         if request is not None and skip < count:
-            start = row * count + skip
-            _cut(request.output_token_ids, int(offsets[row, skip]))
-            request.output_token_ids.frombytes(data[start * width : (row + 1) * count * width])
+            output = request.output_token_ids
+            if len(output) != start:
+                _cut(output, start)
+            output.frombytes(data[begin:end])
     for index, columns in enumerate(run):
         grown = zip(columns.grown_rows.tolist(), columns.table_offsets.tolist(), columns.block_ids.tolist(), strict=True)
         for row, offset, block_id in grown:
             request = rows[row]
             if request is not None and index >= skips[row]:
-                _cut(request.block_ids, offset)
-                request.block_ids.append(block_id)
+                table = request.block_ids
+                if len(table) != offset:
+                    _cut(table, offset)
+                table.append(block_id)
 
 
 def _cut(items: "array[int]", length: int) -> None:
-    assert length <= len(items), "columns leave a gap"
-    if length < len(items):
-        del items[length:]
+    assert length < len(items), "columns leave a gap"
+    del items[length:]
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@
 
 import struct
 from array import array
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -124,27 +125,29 @@ def columns_from_bytes(data: bytes) -> DecodeColumns | None:
     return columns
 
 
-def block_key(boot_id: bytes, block_id: int) -> bytes:
-    """Field of a prefix-cache entry: block id as 4 little-endian bytes, then the boot id.
+def block_keys(boot_id: bytes, block_ids: Iterable[int]) -> list[bytes]:
+    """Fields of prefix-cache entries: block id as 4 little-endian bytes, then the boot id.
 
     20 bytes on purpose: of strings of 32 and more Lua hashes only some bytes, and a script that is handed thousands of keys which
     differ in the others takes seconds.
     """
-    return block_id.to_bytes(_BLOCK_ID_BYTES, "little") + boot_id
+    return [block_id.to_bytes(_BLOCK_ID_BYTES, "little") + boot_id for block_id in block_ids]
 
 
-def block_to_bytes(worker: str, block: PublishedBlock) -> bytes:
-    """Bytes of `block` without what its key says, little-endian: digest, parent (0 where there is none), step, all 8 bytes; whether there
-    is a parent, 1 byte; number of token ids, 4 bytes; the ids, 4 bytes each; the worker's address in UTF-8.
+def blocks_to_fields(worker: str, boot_id: bytes, blocks: Sequence[PublishedBlock]) -> list[bytes]:
+    """Field, value, field, value, ... of prefix-cache entries of one boot of a worker.
 
-    No protobuf: a step of 256 sequences publishes 16 blocks, and messages would cost a fifth of what it may.
+    A value is, little-endian: digest, parent (0 where there is none) and step, 8 bytes each; whether there is a parent, 1 byte; number of
+    token ids, 4 bytes; the ids, 4 bytes each; the worker's address in UTF-8. No protobuf: a step of 256 sequences publishes 16 blocks,
+    and messages would cost a fifth of what it may.
     """
-    ids = block.token_ids
-    has_parent = block.parent is not None
-    layout = f"{_BLOCK_HEAD}{len(ids)}i"
-    return (
-        struct.pack(layout, block.digest, block.parent or 0, block.published_step, has_parent, len(ids), *ids) + worker.encode()
-    )
+    address = worker.encode()
+    fields: list[bytes] = []
+    for key, block in zip(block_keys(boot_id, (block.block_id for block in blocks)), blocks, strict=True):
+        ids, parent = block.token_ids, block.parent
+        head = (block.digest, parent or 0, block.published_step, parent is not None, len(ids))
+        fields += (key, struct.pack(f"{_BLOCK_HEAD}{len(ids)}i", *head, *ids) + address)
+    return fields
 
 
 def block_from_bytes(key: bytes, data: bytes) -> tuple[str, bytes, PublishedBlock]:

@@ -28,8 +28,8 @@ from services.scheduler.store.journal_codec import (
     REQUEST_TAG,
     SUBMISSION_TAG,
     block_from_bytes,
-    block_key,
-    block_to_bytes,
+    block_keys,
+    blocks_to_fields,
     columns_from_bytes,
     columns_to_bytes,
     request_from_bytes,
@@ -187,14 +187,16 @@ def _encode(call: JournalCall) -> tuple[str, list[bytes | int]]:
         case Append():
             log = [columns_to_bytes(columns) for columns in call.log]
             deleted = [tag + request_id for request_id in call.forgotten for tag in (SUBMISSION_TAG, REQUEST_TAG)]
-            unpublished = [block_key(delta.boot_id, block_id) for delta in call.blocks for block_id in delta.unpublished]
-            lists = [log, _request_fields(call.submissions, call.requests), deleted, _block_fields(call.blocks), unpublished]
+            published = [field for delta in call.blocks for field in _block_fields(delta)]
+            unpublished = [key for delta in call.blocks for key in block_keys(delta.boot_id, delta.unpublished)]
+            lists = [log, _request_fields(call.submissions, call.requests), deleted, published, unpublished]
             return scripts.APPEND, [call.first, call.log_from, *_counted(lists)]
         case BeginRewrite():
             return scripts.BEGIN, []
         case RewriteChunk():
             submissions = [folded.request.submission for folded in call.requests]
-            return scripts.CHUNK, _counted([_request_fields(submissions, call.requests), _block_fields(call.blocks)])
+            published = [field for delta in call.blocks for field in _block_fields(delta)]
+            return scripts.CHUNK, _counted([_request_fields(submissions, call.requests), published])
         case EndRewrite():
             return scripts.END, [call.last]
 
@@ -216,9 +218,5 @@ def _request_fields(submissions: Iterable[Submission], requests: Iterable[Folded
     return fields
 
 
-def _block_fields(deltas: Iterable[BlockDelta]) -> list[bytes]:
-    fields = []
-    for delta in deltas:
-        for block in delta.published:
-            fields += [block_key(delta.boot_id, block.block_id), block_to_bytes(delta.worker, block)]
-    return fields
+def _block_fields(delta: BlockDelta) -> list[bytes]:
+    return blocks_to_fields(delta.worker, delta.boot_id, delta.published)
