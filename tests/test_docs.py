@@ -40,6 +40,8 @@ def test_named_things_exist(document: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for target in re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE):
         assert target in targets, f"make {target}"
+    for path in re.findall(r"ARGS=(tests/[\w/.]+)", text):
+        assert (ROOT / path).exists(), f"make test ARGS={path}"
     for name, option in named_options(text):
         command = main.get_command(click.Context(main), name)
         assert command is not None, f"tessera {name}"
