@@ -325,7 +325,7 @@ def test_the_log_stays_short_and_everything_goes_when_all_is_forgotten(store: St
         writer = Writer(store)
         await writer.open()
         longest = 0
-        for _ in range(4 * FOLD_CYCLE):
+        for _ in range(2 * FOLD_CYCLE):
             await writer.call(writer.next())
             longest = max(longest, await log_len(store))
         assert longest <= FOLD_CYCLE + RUN_LEN_MAX

@@ -12,11 +12,11 @@ from services.scheduler.core.journal_call import Append, FoldedRequest, Generati
 from services.scheduler.core.record import BlockDelta, DecodeColumns, Record, StoredState, apply_run
 from tessera.values.request import Submission
 
-FOLD_CYCLE = 256
+FOLD_CYCLE = 512
 """A running request is written whole about once in so many records. Longer means a longer log to read back, shorter
 means more bytes per step."""
 
-RUN_LEN_MAX = 32
+RUN_LEN_MAX = 64
 """So many records of columns wait at most to be applied together."""
 
 

@@ -154,7 +154,7 @@ def test_the_log_is_empty_when_everything_has_ended() -> None:
 def test_the_log_stays_bounded_with_many_running_requests() -> None:
     ids = tuple(bytes([i // 256, i % 256]) * 8 for i in range(600))
     journal = opened(*map(begin, ids))
-    for offset in range(4 * FOLD_CYCLE):
+    for offset in range(2 * FOLD_CYCLE):
         journal.add(decode(offset, *ids), 0)
         append = take_append(journal)
         assert append.last - append.log_from < FOLD_CYCLE + RUN_LEN_MAX
