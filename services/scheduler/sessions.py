@@ -19,6 +19,7 @@ from tessera.values.request import RequestOutput
 from tessera.values.session import (
     Abort,
     Frame,
+    GatewayMessage,
     Heartbeat,
     Hello,
     HelloAck,
@@ -63,7 +64,8 @@ class GatewaySession:
     async def woken(self) -> bool:
         """Wait until there is something to look for; False after HEARTBEAT_S without."""
         try:
-            await asyncio.wait_for(self._woken.wait(), HEARTBEAT_S)
+            async with asyncio.timeout(HEARTBEAT_S):
+                await self._woken.wait()
         except TimeoutError:
             return False
         self._woken.clear()
@@ -143,7 +145,7 @@ class SessionServicer(session_pb2_grpc.SchedulerServiceServicer):
     async def _read(self, session: GatewaySession, requests: AsyncIterator[session_pb2.SessionRequest]) -> None:
         try:
             while True:
-                message = convert.request_from_proto(await asyncio.wait_for(anext(requests), SILENCE_S))
+                message = await _next(requests)
                 if isinstance(message, Submit | Abort | StopFound):
                     self._desk.heard(session, message)
         except StopAsyncIteration:
@@ -156,9 +158,15 @@ class SessionServicer(session_pb2_grpc.SchedulerServiceServicer):
             session.close()
 
 
+async def _next(requests: AsyncIterator[session_pb2.SessionRequest]) -> GatewayMessage:
+    """What the gateway says next. Raises StopAsyncIteration, TimeoutError after SILENCE_S, MalformedMessage."""
+    async with asyncio.timeout(SILENCE_S):  # not wait_for: in Python 3.11 that can swallow a cancellation
+        return convert.request_from_proto(await anext(requests))
+
+
 async def _first(requests: AsyncIterator[session_pb2.SessionRequest]) -> Hello:
     try:
-        message = convert.request_from_proto(await asyncio.wait_for(anext(requests), SILENCE_S))
+        message = await _next(requests)
     except (StopAsyncIteration, TimeoutError):
         raise Unavailable("no hello came", reason="NO_HELLO", retry_after_ms=0) from None
     except MalformedMessage as error:

@@ -132,10 +132,12 @@ class WorkerLink:
             await call.write(worker_pb2.ExecuteRequest(heartbeat=heartbeat))  # binds the stream to its nonce
             while True:
                 try:
-                    batch = await asyncio.wait_for(outbox.get(), HEARTBEAT_S)
-                    await call.write(worker_pb2.ExecuteRequest(batch=convert.batch_to_proto(batch)))
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        batch = await outbox.get()
                 except TimeoutError:
                     await call.write(worker_pb2.ExecuteRequest(heartbeat=heartbeat))
+                    continue
+                await call.write(worker_pb2.ExecuteRequest(batch=convert.batch_to_proto(batch)))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             call.cancel()  # the reader sees why
 
@@ -144,9 +146,11 @@ class WorkerLink:
         iterator = aiter(messages)
         while True:
             try:
-                yield await asyncio.wait_for(anext(iterator), self._silence_s)
+                async with asyncio.timeout(self._silence_s):  # not wait_for: in Python 3.11 that can swallow a cancellation
+                    message = await anext(iterator)
             except StopAsyncIteration:
                 return
             except TimeoutError:
                 messages.cancel()
                 raise WorkerSilent(f"nothing heard for {self._silence_s:g} s") from None
+            yield message

@@ -1,0 +1,122 @@
+"""A worker in this process for the scheduler's end to attach to: the checking worker behind real gRPC, with every fault at the test's word."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import grpc
+from core.fake_worker import FakeWorker
+
+from services.rpc.errors import FailedPrecondition
+from services.rpc.server import RpcServer, ServerConfig
+from services.worker import convert
+from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
+from tessera.worker.v1 import worker_pb2, worker_pb2_grpc
+
+
+class StreamOver(Exception):
+    """The scheduler has ended its half."""
+
+
+class ExecuteEnd:
+    """One Execute stream as the worker sees it. It says only what the test says, beats included."""
+
+    def __init__(self, context: Any) -> None:
+        self.closed = asyncio.Event()
+        self._context = context
+        self._said: asyncio.Queue[worker_pb2.ExecuteResponse | None] = asyncio.Queue()
+
+    async def batch(self) -> ScheduledBatch:
+        """The next batch; heartbeats before it are passed over."""
+        while (request := await self._read()).WhichOneof("message") == "heartbeat":
+            pass
+        return convert.batch_from_proto(request.batch)
+
+    async def heartbeat(self) -> worker_pb2.Heartbeat:
+        """The next request, which must be a heartbeat."""
+        request = await self._read()
+        assert request.WhichOneof("message") == "heartbeat", request
+        return request.heartbeat
+
+    def answer(self, output: ScheduledBatchOutput) -> None:
+        self.say(worker_pb2.ExecuteResponse(output=convert.output_to_proto(output)))
+
+    def refuse(self, step_id: int, reason: str) -> None:
+        self.say(worker_pb2.ExecuteResponse(refused=worker_pb2.Refused(step_id=step_id, reason=reason)))
+
+    def say(self, response: worker_pb2.ExecuteResponse) -> None:
+        self._said.put_nowait(response)
+
+    def break_off(self) -> None:
+        """End the stream after what was said."""
+        self._said.put_nowait(None)
+
+    async def responses(self) -> AsyncIterator[worker_pb2.ExecuteResponse]:
+        try:
+            while (response := await self._said.get()) is not None:
+                yield response
+        finally:
+            self.closed.set()
+
+    async def _read(self) -> worker_pb2.ExecuteRequest:
+        request = await self._context.read()
+        if request is grpc.aio.EOF:
+            raise StreamOver
+        return request
+
+
+class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
+    """`fake` holds the state. `answers` cleared: an Attach is heard, and waits. `refuses`: it is told "older epoch"."""
+
+    def __init__(self, fake: FakeWorker | None = None) -> None:
+        self.fake = fake or FakeWorker()
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.refuses = False
+        self.address = ""
+        self._streams: asyncio.Queue[ExecuteEnd] = asyncio.Queue()
+
+    async def Describe(self, request: Any, context: Any) -> worker_pb2.DescribeResponse:
+        return worker_pb2.DescribeResponse(
+            description=convert.description_to_proto(self.fake.description), epoch=convert.epoch_to_proto(self.fake.epoch)
+        )
+
+    async def Attach(self, request: worker_pb2.AttachRequest, context: Any) -> AsyncIterator[worker_pb2.AttachResponse]:
+        if self.refuses:
+            raise FailedPrecondition("older epoch", reason="OLDER_EPOCH")
+        await self.answers.wait()
+        for part in convert.report_to_proto(self.fake.attach(convert.epoch_from_proto(request.epoch), request.nonce)):
+            yield part
+
+    async def Execute(self, request_iterator: Any, context: Any) -> AsyncIterator[worker_pb2.ExecuteResponse]:
+        end = ExecuteEnd(context)
+        self._streams.put_nowait(end)
+        async for response in end.responses():
+            yield response
+
+    async def stream(self) -> ExecuteEnd:
+        """The next Execute stream that the scheduler opens."""
+        return await self._streams.get()
+
+    async def work(self) -> None:
+        """Execute whatever comes, on one stream after the other; cancel it to stop."""
+        while True:
+            end = await self.stream()
+            with suppress(StreamOver):
+                while True:
+                    self.fake.enqueue(await end.batch())
+                    end.answer(self.fake.step())
+
+
+@asynccontextmanager
+async def scripted_worker(fake: FakeWorker | None = None) -> AsyncIterator[ScriptedWorker]:
+    """A worker that listens for as long as the body runs."""
+    worker = ScriptedWorker(fake)
+    server = RpcServer(ServerConfig("127.0.0.1:0"))
+    server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, worker, "tessera.worker.v1.WorkerService")
+    worker.address = await server.start()
+    try:
+        yield worker
+    finally:
+        await server.stop(0)
