@@ -79,9 +79,9 @@ class Leader:
     # -- workers
 
     def worker_attached(self, address: str, report: WorkerReport, send: Callable[[ScheduledBatch], None]) -> None:
-        """A worker came back after this leader began."""
-        self._senders[address] = send
+        """A worker came back after this leader began. Raises ModelMismatch, and sends it nothing."""
         self.scheduler.attach_worker(address, report, self._clock())
+        self._senders[address] = send
         self._settle(None)
 
     def worker_output(self, address: str, output: ScheduledBatchOutput) -> None:

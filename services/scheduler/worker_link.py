@@ -46,7 +46,7 @@ class WorkerListener(Protocol):
     (another model, an output that does not fit) is the worker's fault: the link attaches it again."""
 
     def worker_attached(self, address: str, report: WorkerReport, send: Callable[[ScheduledBatch], None]) -> None:
-        """The worker reported; batches may be sent with `send` until `worker_detached`."""
+        """The worker reported; batches may be sent with `send` until `worker_detached`, which comes even where this raises."""
 
     def worker_output(self, address: str, output: ScheduledBatchOutput) -> None:
         """One batch was executed."""
@@ -80,7 +80,6 @@ class WorkerLink:
         self._listener = listener
         self._silence_s = silence_ms / 1000
         self._nonce = 0
-        self._outbox: asyncio.Queue[ScheduledBatch] = asyncio.Queue()
 
     async def run(self) -> None:
         """Attach and execute for ever. Raises OlderEpoch."""
@@ -100,11 +99,15 @@ class WorkerLink:
     async def _round(self, stub: worker_pb2_grpc.WorkerServiceStub) -> None:
         self._nonce += 1
         report = await self._attach(stub)
-        self._outbox = asyncio.Queue()
+        outbox: asyncio.Queue[worker_pb2.ExecuteRequest] = asyncio.Queue()  # holds what is in flight at most
+
+        def send(batch: ScheduledBatch) -> None:
+            outbox.put_nowait(worker_pb2.ExecuteRequest(batch=convert.batch_to_proto(batch)))
+
         call = stub.Execute()
-        writer = asyncio.create_task(self._write(call, self._outbox))
-        self._listener.worker_attached(self._address, report, self._outbox.put_nowait)
+        writer = asyncio.create_task(self._write(call, outbox))
         try:
+            self._listener.worker_attached(self._address, report, send)
             await self._read(call)
         finally:
             writer.cancel()
@@ -126,20 +129,20 @@ class WorkerLink:
             elif kind == "refused":
                 raise BatchWasRefused(f"step {message.refused.step_id}: {message.refused.reason}")
 
-    async def _write(self, call: grpc.aio.StreamStreamCall, outbox: asyncio.Queue[ScheduledBatch]) -> None:
-        heartbeat = worker_pb2.Heartbeat(epoch=convert.epoch_to_proto(self._epoch), nonce=self._nonce)
+    async def _write(self, call: grpc.aio.StreamStreamCall, outbox: asyncio.Queue[worker_pb2.ExecuteRequest]) -> None:
+        epoch = convert.epoch_to_proto(self._epoch)
+        heartbeat = worker_pb2.ExecuteRequest(heartbeat=worker_pb2.Heartbeat(epoch=epoch, nonce=self._nonce))
         try:
-            await call.write(worker_pb2.ExecuteRequest(heartbeat=heartbeat))  # binds the stream to its nonce
+            await call.write(heartbeat)  # binds the stream to its nonce
             while True:
                 try:
                     async with asyncio.timeout(HEARTBEAT_S):
-                        batch = await outbox.get()
+                        request = await outbox.get()
                 except TimeoutError:
-                    await call.write(worker_pb2.ExecuteRequest(heartbeat=heartbeat))
-                    continue
-                await call.write(worker_pb2.ExecuteRequest(batch=convert.batch_to_proto(batch)))
+                    request = heartbeat
+                await call.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            call.cancel()  # the reader sees why
+            return  # the stream has ended: the reader says why
 
     async def _unsilent(self, messages: Any) -> AsyncIterator[Any]:
         """The messages of a stream, or WorkerSilent when the next one takes too long."""

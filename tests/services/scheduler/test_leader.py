@@ -3,12 +3,14 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from core.fake_worker import MODEL, FakeWorker, reference_output
 
 from services.rpc.errors import FailedPrecondition
+from services.scheduler.core.errors import ModelMismatch
 from services.scheduler.core.journal_call import Failed
 from services.scheduler.core.recovery import join
 from services.scheduler.leader import Leader
@@ -279,3 +281,17 @@ def test_another_tokenizer_is_refused(table: Table) -> None:
     hello = Hello(NO_EPOCH, "another", b"g" * 16)
     with pytest.raises(FailedPrecondition, match="--model"):
         table.leader.session_opened(GatewaySession(b"g" * 16), hello)
+
+
+def test_a_worker_with_another_model_is_sent_nothing(table: Table) -> None:
+    gateway, request = table.gateway(), submission(1, [5, 6, 7])
+    table.leader.worker_detached(WORKER)
+    stranger = FakeWorker(model=replace(MODEL, weights_digest="2" * 64))
+    with pytest.raises(ModelMismatch):
+        table.leader.worker_attached(WORKER, stranger.attach(table.leader.epoch, 2), table.outbox.append)
+    gateway.submit(request)
+    assert not table.outbox
+    table.leader.worker_attached(WORKER, table.worker.attach(table.leader.epoch, 3), table.outbox.append)
+    table.run()
+    gateway.read()
+    assert gateway.tokens[request.request_id] == expected(request)

@@ -50,20 +50,22 @@ class Listener:
         assert found == kind
         return what
 
-    def batch(self, report: WorkerReport, step_id: int) -> ScheduledBatch:
+    def batch(self, report: WorkerReport, step_id: int, **changes: Any) -> ScheduledBatch:
         """Send and return a batch without rows."""
         none = np.array([], np.int32)
         batch = ScheduledBatch(EPOCH, report.nonce, step_id, 0, (), (), none, none, none, none, none, 0)
+        batch = replace(batch, **changes)
         assert self.send is not None
         self.send(batch)
         return batch
 
 
 @asynccontextmanager
-async def linked(silence_ms: int = PATIENT_MS) -> AsyncIterator[tuple[ScriptedWorker, Listener]]:
+async def linked(silence_ms: int = PATIENT_MS, mismatches: int = 0) -> AsyncIterator[tuple[ScriptedWorker, Listener]]:
     """A worker and the listener of a link that runs beside the body."""
     async with scripted_worker() as worker:
         listener = Listener()
+        listener.mismatches = mismatches
         running = asyncio.create_task(WorkerLink(worker.address, EPOCH, listener, silence_ms).run())
         try:
             yield worker, listener
@@ -164,6 +166,28 @@ def test_a_later_leader_at_the_worker_ends_the_link(run_async: RunAsync) -> None
             worker.refuses = True
             with pytest.raises(OlderEpoch, match="older epoch"):
                 await WorkerLink(worker.address, EPOCH, Listener(), PATIENT_MS).run()
+
+    run_async(scenario())
+
+
+def test_a_worker_that_may_not_be_used_keeps_no_stream(run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        async with linked(mismatches=1) as (worker, listener):
+            await listener.hear("detached")
+            assert (await listener.hear("attached")).nonce == 2
+            stream = await worker.stream()
+            if (await stream.heartbeat()).nonce == 1:  # the refused round had reached the worker
+                await stream.closed.wait()
+
+    run_async(scenario())
+
+
+def test_a_batch_that_cannot_be_sent_fails_where_it_was_made(run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        async with linked() as (_, listener):
+            report = await listener.hear("attached")
+            with pytest.raises(AssertionError, match="not an int32 column"):
+                listener.batch(report, 1, slots=np.array([], np.int64))
 
     run_async(scenario())
 
