@@ -12,7 +12,7 @@ from services.rpc.server import RpcServer, ServerConfig, stop_signal
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.sessions import SessionServicer
 from services.scheduler.store.redis_store import RedisStore
-from services.scheduler.term import Deposed, Term
+from services.scheduler.term import Term
 from tessera.scheduler.v1 import session_pb2, session_pb2_grpc
 
 _log = structlog.get_logger()
@@ -33,7 +33,7 @@ async def _run(config: SchedulerConfig) -> None:
     async with _serving(config) as (term, leading):
         await asyncio.wait((stop, leading), return_when=asyncio.FIRST_COMPLETED)
         if leading.done():
-            _raise_cause(leading)
+            leading.result()  # raises what ended the term
         await _drain(term, config.drain_grace_s)
 
 
@@ -66,11 +66,3 @@ async def _drain(term: Term, grace_s: float) -> None:
         async with asyncio.timeout(grace_s):
             while not term.leader.is_idle:  # noqa: ASYNC110 - what ends the wait has no one event
                 await asyncio.sleep(DRAIN_POLL_S)
-
-
-def _raise_cause(leading: "asyncio.Task[None]") -> None:
-    """Raise what ended the term: Deposed as itself, anything else is a bug."""
-    try:
-        leading.result()
-    except* Deposed as group:
-        raise group.exceptions[0] from None

@@ -65,16 +65,10 @@ class Term:
         for address in self._config.workers:
             descriptions[address] = await describe(address)
         self._epoch = await self._take_epoch(max(epoch.number for _, epoch in descriptions.values()))
-        async with asyncio.TaskGroup() as tasks:
-            for address in self._config.workers:
-                tasks.create_task(self._run_link(address, self._epoch))
-            tasks.create_task(self._watch_deposed())
-            leader = await self._begin([description for description, _ in descriptions.values()])
-            serving(True)
-            tasks.create_task(self._pump_journal())
-            while True:
-                await asyncio.sleep(TICK_S)
-                leader.tick()
+        try:
+            await self._lead([description for description, _ in descriptions.values()], serving)
+        except* Deposed as deposed:
+            raise deposed.exceptions[0] from None
 
     @property
     def leader(self) -> Leader | None:
@@ -163,6 +157,19 @@ class Term:
         return first_stop
 
     # -- running
+
+    async def _lead(self, descriptions: list[WorkerDescription], serving: Callable[[bool], None]) -> None:
+        """Everything under the taken epoch, side by side; ends by an ExceptionGroup or cancellation."""
+        async with asyncio.TaskGroup() as tasks:
+            for address in self._config.workers:
+                tasks.create_task(self._run_link(address, self.epoch))
+            tasks.create_task(self._watch_deposed())
+            leader = await self._begin(descriptions)
+            serving(True)
+            tasks.create_task(self._pump_journal())
+            while True:
+                await asyncio.sleep(TICK_S)
+                leader.tick()
 
     async def _run_link(self, address: str, epoch: Epoch) -> None:
         link = WorkerLink(address, epoch, self, self._config.worker_silence_ms)
