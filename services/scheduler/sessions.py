@@ -38,8 +38,12 @@ SILENCE_S = 5.0
 """A gateway that says nothing for this long has lost its session; its requests wait for the grace."""
 
 
+POSTED_MAX = 65_536
+"""Answers that a gateway may leave unread; one that asks on and does not read has lost its session."""
+
+
 class GatewaySession:
-    """One open stream. `post` queues a control message (bounded by what the gateway asked), `wake` says frames may be due."""
+    """One open stream. `post` queues a control message, `wake` says frames may be due."""
 
     def __init__(self, gateway_id: bytes) -> None:
         self.gateway_id = gateway_id
@@ -48,7 +52,10 @@ class GatewaySession:
         self._woken = asyncio.Event()
 
     def post(self, message: Rejected | TakenOver) -> None:
-        """Send `message` soon."""
+        """Send `message` soon; beyond POSTED_MAX of them the session ends, and the gateway says all again in the next."""
+        if len(self._posted) == POSTED_MAX:
+            self.close()
+            return
         self._posted.append(message)
         self._woken.set()
 
@@ -146,8 +153,13 @@ class SessionServicer(session_pb2_grpc.SchedulerServiceServicer):
         try:
             while True:
                 message = await _next(requests)
-                if isinstance(message, Submit | Abort | StopFound):
-                    self._desk.heard(session, message)
+                match message:
+                    case Submit() | Abort() | StopFound():
+                        self._desk.heard(session, message)
+                    case Hello():
+                        raise MalformedMessage("message: a session has one hello")
+                    case Heartbeat():
+                        pass
         except StopAsyncIteration:
             pass
         except TimeoutError:

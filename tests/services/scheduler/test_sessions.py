@@ -188,7 +188,13 @@ def test_messages_pass_in_both_directions(run_async: RunAsync) -> None:
 
 
 @pytest.mark.parametrize(
-    "say", [session_pb2.SessionRequest(), session_pb2.SessionRequest(abort=session_pb2.Abort(request_id=b"x"))]
+    "say",
+    [
+        session_pb2.SessionRequest(),
+        session_pb2.SessionRequest(abort=session_pb2.Abort(request_id=b"x")),
+        request_to_proto(HELLO),
+    ],
+    ids=["empty", "short id", "second hello"],
 )
 def test_a_malformed_message_ends_its_session_only(say: session_pb2.SessionRequest, run_async: RunAsync) -> None:
     async def scenario() -> None:
@@ -242,6 +248,15 @@ def test_a_closed_session_says_what_is_due_and_ends(run_async: RunAsync) -> None
             assert await gateway.ending() is grpc.StatusCode.OK
 
     run_async(scenario())
+
+
+def test_a_gateway_that_reads_no_answers_loses_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "POSTED_MAX", 2)
+    session = GatewaySession(b"g" * 16)
+    for _ in range(3):
+        assert not session.closing
+        session.post(TakenOver(REQUEST, 0))
+    assert session.closing and len(session.take_posted()) == 2
 
 
 @pytest.mark.parametrize("turns", range(3))
