@@ -67,10 +67,11 @@ class ExecuteEnd:
 
 
 class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
-    """`fake` holds the state. `answers` cleared: an Attach is heard, and waits. `refuses`: it is told "older epoch"."""
+    """`fake` holds the state. `asked` is set by the first Attach. `answers` cleared: an Attach waits. `refuses`: it is told "older epoch"."""
 
     def __init__(self, fake: FakeWorker | None = None) -> None:
         self.fake = fake or FakeWorker()
+        self.asked = asyncio.Event()
         self.answers = asyncio.Event()
         self.answers.set()
         self.refuses = False
@@ -83,6 +84,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         )
 
     async def Attach(self, request: worker_pb2.AttachRequest, context: Any) -> AsyncIterator[worker_pb2.AttachResponse]:
+        self.asked.set()
         if self.refuses:
             raise FailedPrecondition("older epoch", reason="OLDER_EPOCH")
         await self.answers.wait()

@@ -54,7 +54,10 @@ class House:
         self.ended = asyncio.create_task(self.term.run(lambda ready: self.serving.set()))
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator["GatewayEnd"]:
+    async def session(self, is_early: bool = False) -> AsyncIterator["GatewayEnd"]:
+        """A session that has said nothing, of a gateway that comes once the epoch is taken, or at once."""
+        if not is_early:
+            await self.worker.asked.wait()
         async with open_channel(self.address) as channel:
             yield GatewayEnd(session_pb2_grpc.SchedulerServiceStub(channel).Session())
 
@@ -136,7 +139,7 @@ def test_a_store_that_is_away_at_the_start_is_waited_for(run_async: RunAsync) ->
         store = MemoryStore()
         store.failing = True
         async with house(store) as it:
-            async with it.session() as gateway:
+            async with it.session(is_early=True) as gateway:
                 with pytest.raises(grpc.aio.AioRpcError, match="waiting for worker and redis"):
                     await gateway.hear()
             assert not it.serving.is_set() and it.worker.fake.epoch == NO_EPOCH, "attached before the epoch was taken"
