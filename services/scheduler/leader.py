@@ -92,8 +92,10 @@ class Leader:
         self._settle(WorkerStep(address, replica.boot_id, output.step_id))
 
     def worker_detached(self, address: str) -> None:
-        """Its stream ended: nothing can be sent until it is attached again."""
+        """Its stream ended: its requests wait until it, or its next boot, is attached again."""
         self._senders.pop(address, None)
+        self.scheduler.lose_worker(address)
+        self._settle(None)
 
     # -- gateways
 

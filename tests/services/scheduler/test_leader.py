@@ -283,6 +283,24 @@ def test_another_tokenizer_is_refused(table: Table) -> None:
         table.leader.session_opened(GatewaySession(b"g" * 16), hello)
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_requests_of_a_lost_worker_wait_for_it(table: Table, restarts: bool) -> None:
+    gateway, request = table.gateway(), submission(1, list(range(3, 13)), max_tokens=20)
+    gateway.submit(request)
+    table.run(steps=5)
+    table.leader.worker_detached(WORKER)
+    load = table.leader.scheduler.load()
+    assert (load.num_running, load.num_waiting) == (0, 1)
+    table.outbox.clear()
+    if restarts:
+        table.worker.restart()
+    table.leader.worker_attached(WORKER, table.worker.attach(table.leader.epoch, 2), table.outbox.append)
+    table.run()
+    gateway.read()
+    assert gateway.tokens[request.request_id] == expected(request)
+    assert table.worker.computed_positions == 10 + 19, "every position once in the life of a boot"
+
+
 def test_a_worker_with_another_model_is_sent_nothing(table: Table) -> None:
     gateway, request = table.gateway(), submission(1, [5, 6, 7])
     table.leader.worker_detached(WORKER)
