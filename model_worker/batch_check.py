@@ -30,7 +30,7 @@ def check_batch(batch: ScheduledBatch, slots: SlotTable, worker: WorkerDescripti
 
     if batch.step_id <= last_step:
         refuse(f"step_id {batch.step_id} is not above {last_step}, the last one executed")
-    rows, tokens = batch.num_rows, int(batch.num_scheduled_tokens.sum(dtype=np.int64))
+    rows, tokens = batch.num_rows, batch.total_tokens
     if rows > worker.limits.max_num_seqs:
         refuse(f"{rows} rows, max_num_seqs is {worker.limits.max_num_seqs}")
     if tokens > worker.limits.max_num_batched_tokens:

@@ -76,7 +76,7 @@ class ScheduledBatch:
     @property
     def total_tokens(self) -> int:
         """Positions computed by the whole batch."""
-        return int(self.num_scheduled_tokens.sum())
+        return int(self.num_scheduled_tokens.sum(dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
