@@ -7,7 +7,6 @@ from torch import Tensor
 from tessera.values.config import ConfigError
 from tessera.values.model import KVGeometry
 
-KV_CACHE_BYTES_DEFAULT = 512 * 1024 * 1024
 _FORMATS = {torch.float32: "torch/f32", torch.float16: "torch/f16", torch.bfloat16: "torch/bf16"}
 
 

@@ -60,10 +60,6 @@ class Aborted(ServiceError):
     """Somebody else took over what this call was doing."""
 
 
-class DeadlineExceeded(ServiceError):
-    """The time the caller gave is over."""
-
-
 class Internal(ServiceError):
     """This one request failed here; the text is safe to show."""
 

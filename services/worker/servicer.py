@@ -168,7 +168,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     def _superseded(self, epoch: Epoch) -> ServiceError:
         """Why a stream under `epoch` and an earlier nonce is over."""
         held = self._attachment
-        if epoch != held.epoch and not epoch.supersedes(held.epoch):
+        if not epoch.supersedes(held.epoch):
             return self._older_epoch()
         return Aborted(
             f"not the current Attach, which is nonce {held.nonce} of epoch {held.epoch.number}: attach again",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_worker.kv_pool import KV_CACHE_BYTES_DEFAULT, KVPool, KVPoolTooSmall, kv_bytes_per_token, num_blocks_for
+from model_worker.kv_pool import KVPool, KVPoolTooSmall, kv_bytes_per_token, num_blocks_for
 
 
 def resident_bytes() -> int:
@@ -15,7 +15,7 @@ def resident_bytes() -> int:
 def test_size_of_the_default_pool() -> None:
     """30 layers, 3 heads of 64, keys and values of 4 bytes: 46,080 bytes a token."""
     assert kv_bytes_per_token(30, 3, 64) == 46_080
-    assert num_blocks_for(KV_CACHE_BYTES_DEFAULT, 16, 46_080) == 728
+    assert num_blocks_for(512 * 1024 * 1024, 16, 46_080) == 728
 
 
 def test_a_pool_too_small_for_one_block_is_refused_with_numbers() -> None:

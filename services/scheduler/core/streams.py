@@ -89,11 +89,6 @@ class Streams(Generic[S]):
         self._note_due(request_id, stream)
         return Claimed(replaced)
 
-    def owns(self, session: S, request_id: bytes, subscriber: int) -> bool:
-        """Whether what this session says of a request, under this number, counts."""
-        stream = self._streams.get(request_id)
-        return stream is not None and stream.session == session and subscriber >= stream.subscriber
-
     def close(self, session: S, now_us: int) -> None:
         """A session is gone: its requests are detached, and expire after the grace unless someone claims them."""
         self._due.pop(session, None)
@@ -112,11 +107,6 @@ class Streams(Generic[S]):
         for request_id in expired:
             del self._detached[request_id]
         return expired
-
-    def wake_us(self) -> int | None:
-        """When the next request expires; None for never."""
-        since_us = next(iter(self._detached.values()), None)
-        return None if since_us is None else since_us + self._grace_us
 
     def add(self, record: Record, now_us: int) -> None:
         """Take the next record; what it tells stays hidden until `release`."""

@@ -100,7 +100,6 @@ PLAIN = [
     (errors.AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
     (errors.FailedPrecondition, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.Aborted, grpc.StatusCode.ABORTED),
-    (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.Internal, grpc.StatusCode.INTERNAL),
 ]
 
