@@ -125,11 +125,9 @@ class Leader:
         match message:
             case Submit():
                 self._submit(session, message)
-            case Abort(request_id, subscriber):
-                sequence = self.scheduler.request(request_id)
-                if sequence is not None and subscriber >= sequence.subscriber:
-                    self.scheduler.abort(request_id, self._clock())
-            case StopFound(request_id, _, output_len, stop_string):
+            case Abort(request_id, subscriber) if self._counts(request_id, subscriber):
+                self.scheduler.abort(request_id, self._clock())
+            case StopFound(request_id, subscriber, output_len, stop_string) if self._counts(request_id, subscriber):
                 self.scheduler.stop_found(request_id, output_len, stop_string, self._clock())
         self._settle(None)
 
@@ -237,6 +235,11 @@ class Leader:
                     request_id, submit.subscriber, _REJECT[answer.reason], answer.message, answer.retry_after_ms
                 )
                 session.post(rejected)
+
+    def _counts(self, request_id: bytes, subscriber: int) -> bool:
+        """Whether what a subscriber says still counts: nobody with a higher number has come."""
+        sequence = self.scheduler.request(request_id)
+        return sequence is not None and subscriber >= sequence.subscriber
 
     def _claim(self, session: GatewaySession, request_id: bytes, subscriber: int, received_len: int) -> None:
         """The highest subscriber number wins; whoever loses is told."""

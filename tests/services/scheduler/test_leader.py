@@ -189,7 +189,8 @@ def test_the_higher_subscriber_wins(table: Table) -> None:
     table.run(steps=2)
     second.submit(request, subscriber=1)
     assert first.read() == [TakenOver(request.request_id, 0)]
-    table.leader.heard(first.session, Abort(request.request_id, 0))  # its stream ended; that aborts nothing
+    for late in (Abort(request.request_id, 0), StopFound(request.request_id, 0, 1, "x")):  # its stream ended; that ends nothing
+        table.leader.heard(first.session, late)
     table.run()
     second.read()
     assert second.tokens[request.request_id] == expected(request)
