@@ -60,9 +60,9 @@ class Leader:
         self._wake_journal = wake_journal
         self._senders: dict[str, Callable[[ScheduledBatch], None]] = {}
         self._sessions: set[GatewaySession] = set()
-        self._orphans_until_us = 0
+        self._orphans_until_us: int | None = None  # while there may be some
         self._draining = False
-        self._idle_since_us = 0
+        self._idle_since_us: int | None = None
         self._is_checked = False
 
     def lead(
@@ -193,8 +193,8 @@ class Leader:
         self.scheduler.forget_finished(now)
         for request_id in self._streams.expired(now):
             self.scheduler.abort(request_id, now)
-        if self._orphans_until_us and now >= self._orphans_until_us:
-            self._orphans_until_us = 0
+        if self._orphans_until_us is not None and now >= self._orphans_until_us:
+            self._orphans_until_us = None
             self.scheduler.expire_orphans()
         self._settle(None)
         self._note_idle(now)
@@ -203,8 +203,8 @@ class Leader:
         """Say once per idle time how much there is, and check once that all parts tell one story."""
         load = self.scheduler.load()
         if load.num_running or load.num_waiting:
-            self._idle_since_us, self._is_checked = 0, False
-        elif not self._idle_since_us:
+            self._idle_since_us, self._is_checked = None, False
+        elif self._idle_since_us is None:
             self._idle_since_us = now
             _log.debug("idle", **asdict(load))
         elif not self._is_checked and now - self._idle_since_us >= INTEGRITY_IDLE_US:

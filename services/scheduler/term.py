@@ -278,4 +278,5 @@ def _counts(recovered: Recovered) -> dict[str, int]:
         "finished": sum(request.finish is not None for request in recovered.requests),
         "orphans": len(recovered.orphans),
         "cached_blocks": sum(len(worker.published) for worker in recovered.workers),
+        "contradictions": recovered.num_contradictions,
     }
