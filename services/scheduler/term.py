@@ -23,11 +23,10 @@ from services.scheduler.leader import Leader
 from services.scheduler.sessions import GatewaySession
 from services.scheduler.store.port import EpochMoved, Store
 from services.scheduler.worker_link import OlderEpoch as WorkerHasOlderEpoch
-from services.scheduler.worker_link import WorkerLink, describe
+from services.scheduler.worker_link import WorkerLink, accepted_epoch
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.finish import Finish
 from tessera.values.identity import Epoch, new_instance_id
-from tessera.values.model import WorkerDescription
 from tessera.values.report import WorkerReport
 from tessera.values.request import RequestOutput, Submission
 from tessera.values.session import Abort, Hello, HelloAck, StopFound, Submit
@@ -61,12 +60,10 @@ class Term:
 
     async def run(self, serving: Callable[[bool], None]) -> None:
         """Begin the term and lead until somebody else does. `serving` is told when gateways are answered. Raises Deposed."""
-        descriptions = {}
-        for address in self._config.workers:
-            descriptions[address] = await describe(address)
-        self._epoch = await self._take_epoch(max(epoch.number for _, epoch in descriptions.values()))
+        held = [await accepted_epoch(address) for address in self._config.workers]
+        self._epoch = await self._take_epoch(max(epoch.number for epoch in held))
         try:
-            await self._lead([description for description, _ in descriptions.values()], serving)
+            await self._lead(serving)
         except* Deposed as deposed:
             raise deposed.exceptions[0] from None
 
@@ -96,15 +93,15 @@ class Term:
                     _log.info("epoch taken", epoch=epoch.number)
                     return epoch
 
-    async def _begin(self, descriptions: list[WorkerDescription]) -> Leader:
+    async def _begin(self) -> Leader:
         assert self._epoch is not None
         started_us = now_us()
         await self._all_reported()
         stored = await self._read_store(self._epoch)
         await self._hear_gateways(stored)
         await self._all_reported()  # a worker may have gone and come back meanwhile
-        model = descriptions[0].model
         self._pump = JournalPump(self._store, self._epoch, self)
+        model = next(iter(self._reports.values())).description.model
         self._leader = Leader(self._config.scheduling, self._epoch, model, self._pump.wake)
         recovered = join(stored, self._reports, self._claims(), self._stop_rule())
         self._leader.lead(recovered, self._reports, dict(self._senders))
@@ -158,13 +155,13 @@ class Term:
 
     # -- running
 
-    async def _lead(self, descriptions: list[WorkerDescription], serving: Callable[[bool], None]) -> None:
+    async def _lead(self, serving: Callable[[bool], None]) -> None:
         """Everything under the taken epoch, side by side; ends by an ExceptionGroup or cancellation."""
         async with asyncio.TaskGroup() as tasks:
             for address in self._config.workers:
                 tasks.create_task(self._run_link(address, self.epoch))
             tasks.create_task(self._watch_deposed())
-            leader = await self._begin(descriptions)
+            leader = await self._begin()
             serving(True)
             tasks.create_task(self._pump_journal())
             while True:

@@ -16,7 +16,6 @@ from services.scheduler.core.errors import SchedulerError
 from services.worker import convert
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.identity import Epoch
-from tessera.values.model import WorkerDescription
 from tessera.values.report import WorkerReport
 from tessera.worker.v1 import worker_pb2, worker_pb2_grpc
 
@@ -55,15 +54,15 @@ class WorkerListener(Protocol):
         """The stream ended; batches in flight are unknown until the next report."""
 
 
-async def describe(address: str) -> tuple[WorkerDescription, Epoch]:
-    """What a worker is and the highest epoch it accepted. Waits, with retries, until the worker answers."""
+async def accepted_epoch(address: str) -> Epoch:
+    """The highest epoch that a worker has accepted. Waits, with retries, until the worker answers."""
     waiting_said = False
     async with open_channel(address) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         while True:
             try:
                 response = await stub.Describe(worker_pb2.DescribeRequest(), timeout=CALL_TIMEOUT_S)
-                return convert.description_from_proto(response.description), convert.epoch_from_proto(response.epoch)
+                return convert.epoch_from_proto(response.epoch)
             except grpc.aio.AioRpcError as error:
                 if not waiting_said:
                     _log.info("waiting for worker", worker=address, status=error.code().name)

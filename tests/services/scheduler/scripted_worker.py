@@ -67,11 +67,11 @@ class ExecuteEnd:
 
 
 class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
-    """`fake` holds the state. `asked` is set by the first Attach. `answers` cleared: an Attach waits. `refuses`: it is told "older epoch"."""
+    """`fake` holds the state. `described` and `asked` are set by the first Describe and Attach. `answers` cleared: an Attach waits. `refuses`: it is told "older epoch"."""
 
     def __init__(self, fake: FakeWorker | None = None) -> None:
         self.fake = fake or FakeWorker()
-        self.asked = asyncio.Event()
+        self.described, self.asked = asyncio.Event(), asyncio.Event()
         self.answers = asyncio.Event()
         self.answers.set()
         self.refuses = False
@@ -79,6 +79,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self._streams: asyncio.Queue[ExecuteEnd] = asyncio.Queue()
 
     async def Describe(self, request: Any, context: Any) -> worker_pb2.DescribeResponse:
+        self.described.set()
         return worker_pb2.DescribeResponse(
             description=convert.description_to_proto(self.fake.description), epoch=convert.epoch_to_proto(self.fake.epoch)
         )

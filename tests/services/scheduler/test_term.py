@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -244,6 +245,23 @@ def test_a_worker_that_knows_a_later_leader_ends_the_term(run_async: RunAsync) -
             it.worker.refuses = True
             assert await it.deposed() == "older epoch"
             assert not it.serving.is_set()
+
+    run_async(scenario())
+
+
+def test_gateways_are_told_of_the_model_that_was_attached(run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        store.failing = True
+        async with house(store) as it:
+            await it.worker.described.wait()
+            other = replace(MODEL, name="other")
+            it.worker.fake.model = other
+            it.worker.fake.restart()
+            store.failing = False
+            async with it.session() as gateway:
+                await gateway.say(hello())
+                assert (await gateway.ack()).model == other
 
     run_async(scenario())
 
