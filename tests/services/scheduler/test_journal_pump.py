@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import RunAsync
 from structlog.testing import CapturingLogger
 
 from services.scheduler import journal_pump
@@ -14,6 +13,8 @@ from services.scheduler.core.journal_call import Applied, BeginRewrite, Failed, 
 from services.scheduler.journal_pump import JournalPump
 from services.scheduler.store.memory import MemoryStore
 from tessera.values.identity import Epoch
+
+RunAsync = Callable[..., Any]
 
 EPOCH = Epoch(1, b"e" * 16)
 

@@ -1,13 +1,12 @@
 """The scheduler's end of a session, against a gateway whose every word the test says and a desk that only takes notes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import pytest
-from conftest import RunAsync
 from core.fake_worker import MODEL
 
 from services.rpc.channel import open_channel
@@ -21,6 +20,8 @@ from tessera.scheduler.v1 import session_pb2, session_pb2_grpc
 from tessera.values.identity import NO_EPOCH, Epoch
 from tessera.values.request import RequestOutput
 from tessera.values.session import Abort, Frame, Heartbeat, Hello, HelloAck, SchedulerMessage, TakenOver
+
+RunAsync = Callable[..., Any]
 
 EPOCH = Epoch(4, b"s" * 16)
 REQUEST = b"r" * 16

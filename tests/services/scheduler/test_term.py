@@ -1,7 +1,7 @@
 """One term from the first question to its end, with a worker and a gateway behind real gRPC and a store that can fail."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from conftest import RunAsync
 from core.fake_worker import MODEL, reference_output
 from scripted_worker import ScriptedWorker, scripted_worker
 
@@ -29,6 +28,8 @@ from tessera.values.identity import NO_EPOCH, Epoch
 from tessera.values.request import Submission
 from tessera.values.sampling import SamplingParams
 from tessera.values.session import Frame, Heartbeat, Hello, HelloAck, LiveRequest, SchedulerMessage, Submit
+
+RunAsync = Callable[..., Any]
 
 LATER = Epoch(9, b"l" * 16)
 REQUEST = Submission(b"r" * 16, np.array([5, 6, 7], np.int32), SamplingParams(seed=1, max_tokens=8, ignore_eos=True))

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import RunAsync
 from scripted_worker import ScriptedWorker, scripted_worker
 
 from services.scheduler.core.errors import ModelMismatch
@@ -17,6 +16,8 @@ from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.identity import Epoch
 from tessera.values.report import WorkerReport
 from tessera.worker.v1 import worker_pb2
+
+RunAsync = Callable[..., Any]
 
 EPOCH = Epoch(3, b"s" * 16)
 PATIENT_MS = 60_000
