@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessera.values.config import ConfigError
+from tessera.values.config import ConfigError, check_minimums
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,7 @@ class GatewayConfig:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        minimums = {"receive_bytes_max": 1, "scheduler_wait_ms": 0, "heartbeat_ms": 1, "drain_grace_s": 0}
-        for name, minimum in minimums.items():
-            if getattr(self, name) < minimum:
-                raise ConfigError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
+        check_minimums(self, {"receive_bytes_max": 1, "scheduler_wait_ms": 0, "heartbeat_ms": 1, "drain_grace_s": 0})
         for name in ("scheduler", "model", "listen"):
             if not getattr(self, name):
                 raise ConfigError(f"{name} must not be empty")

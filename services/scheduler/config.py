@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tessera.values.config import Config, ConfigError
+from tessera.values.config import Config, ConfigError, check_minimums
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,4 @@ class SchedulerConfig:
             raise ConfigError(f"group must be a name without braces, colons or spaces, got {self.group!r}")
         if not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
             raise ConfigError(f"redis_url must begin with redis://, rediss:// or unix://, got {self.redis_url!r}")
-        for name in ("hello_wait_ms", "worker_silence_ms"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+        check_minimums(self, {"hello_wait_ms": 0, "worker_silence_ms": 1, "drain_grace_s": 0})

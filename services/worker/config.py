@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessera.values.config import ConfigError
+from tessera.values.config import ConfigError, check_minimums
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,16 @@ class WorkerConfig:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        for name in ("kv_cache_bytes", "block_size", "max_num_seqs", "max_num_batched_tokens", "heartbeat_ms"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("max_model_len", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        names = (
+            "kv_cache_bytes",
+            "block_size",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_model_len",
+            "threads",
+            "heartbeat_ms",
+        )
+        check_minimums(self, dict.fromkeys(names, 1))
         if self.block_size != 1 and self.block_size % 16:
             raise ConfigError(f"block_size must be 1 or a multiple of 16, got {self.block_size}")
         if self.max_num_batched_tokens < self.max_num_seqs:

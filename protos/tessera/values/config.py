@@ -1,10 +1,19 @@
 """Scheduling configuration: ATOM's names and defaults, validated once."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 
 class ConfigError(ValueError):
     """A configuration value that cannot work; the message names the field, the value and the fix."""
+
+
+def check_minimums(config: object, minimums: Mapping[str, float]) -> None:
+    """Raise ConfigError for the first of these fields of `config` that is below its minimum; None is no value."""
+    for name, minimum in minimums.items():
+        value = getattr(config, name)
+        if value is not None and value < minimum:
+            raise ConfigError(f"{name} must be at least {minimum}, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +45,7 @@ class Config:
             "gateway_grace_ms": 0,
             "result_retention_ms": 0,
         }
-        for item in fields(self):
-            minimum = minimums.get(item.name)
-            value = getattr(self, item.name)
-            if minimum is not None and value < minimum:
-                raise ConfigError(f"{item.name} must be at least {minimum}, got {value}")
+        check_minimums(self, minimums)
         if self.max_batches_in_flight not in (1, 2):
             raise ConfigError(f"max_batches_in_flight must be 1 or 2, got {self.max_batches_in_flight}")
         if self.max_num_batched_tokens < self.max_num_seqs:
