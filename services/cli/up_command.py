@@ -78,8 +78,10 @@ class _System:
 
     async def run(self) -> int:
         """Start, ask, serve, and stop however it ends; the exit status. Raises PartDied."""
-        supervisor = Supervisor(local_parts(self._config, self._folder), _say)
-        _say(f"Starting {self._config.model} (logs in {self._folder.log('*')})")
+        parts = local_parts(self._config, self._folder)
+        supervisor = Supervisor(parts, _say)
+        names = ", ".join(part.name for part in reversed(parts))
+        _say(f"Starting {names} with {self._config.model} (logs in {self._folder.log('*')})")
         try:
             try:
                 async with asyncio.timeout(self._config.start_timeout_s):
