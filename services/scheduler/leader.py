@@ -110,6 +110,9 @@ class Leader:
         self._sessions.add(session)
         unknown = []
         for live in hello.live:
+            if self._foreign_id(live.token_ids) is not None:  # the gateway submits it again, and that is answered
+                unknown.append(live.request_id)
+                continue
             answer = self.scheduler.claim(live.request_id, live.subscriber, live.token_ids, self._clock())
             if isinstance(answer, Unknown):
                 unknown.append(live.request_id)
@@ -220,6 +223,11 @@ class Leader:
             rejected = Rejected(request_id, submit.subscriber, RejectReason.DRAINING, "the scheduler is shutting down", 1000)
             session.post(rejected)
             return
+        foreign_id = self._foreign_id((int(submit.submission.prompt_token_ids.max()), *submit.received_token_ids))
+        if foreign_id is not None:
+            message = f"token id {foreign_id} is not in the vocabulary of {self._model.vocab_size}"
+            session.post(Rejected(request_id, submit.subscriber, RejectReason.TOO_LONG, message))
+            return
         answer = self.scheduler.submit(submit.submission, submit.subscriber, submit.received_token_ids, self._clock())
         match answer:
             case Admitted():
@@ -235,6 +243,11 @@ class Leader:
                     request_id, submit.subscriber, _REJECT[answer.reason], answer.message, answer.retry_after_ms
                 )
                 session.post(rejected)
+
+    def _foreign_id(self, token_ids: tuple[int, ...]) -> int | None:
+        """The highest id where it names no token: a worker would refuse every batch with it, and the neighbours in that batch."""
+        highest = max(token_ids, default=0)
+        return highest if highest >= self._model.vocab_size else None
 
     def _counts(self, request_id: bytes, subscriber: int) -> bool:
         """Whether what a subscriber says still counts: nobody with a higher number has come."""

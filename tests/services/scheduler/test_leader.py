@@ -262,6 +262,7 @@ def test_a_draining_leader_finishes_and_admits_nothing(table: Table) -> None:
     ("request_", "reason"),
     [
         (submission(2, [3] * 64), RejectReason.TOO_LONG),
+        (submission(2, [3, MODEL.vocab_size]), RejectReason.TOO_LONG),
         (submission(2, [9, 9], name="taken"), RejectReason.ALREADY_EXISTS),
         (submission(2, [5, 6, 7], max_tokens=40, name="taken"), RejectReason.ALREADY_EXISTS),
     ],
@@ -276,6 +277,21 @@ def test_a_refused_submit_is_answered_and_harms_nobody(table: Table, request_: S
     table.run()
     gateway.read()
     assert gateway.tokens[request.request_id] == expected(request)
+
+
+@pytest.mark.parametrize("foreign_id", [MODEL.vocab_size, 2**32 - 1])
+def test_received_ids_outside_the_vocabulary_are_refused(table: Table, foreign_id: int) -> None:
+    first, request = table.gateway(), submission(1, [5, 6, 7], max_tokens=40)
+    first.submit(request)
+    table.run(steps=2)
+    gateway = table.gateway(live=(LiveRequest(request.request_id, 1, (foreign_id,)),))
+    assert gateway.ack.unknown_request_ids == (request.request_id,)
+    gateway.submit(request, subscriber=1)
+    (refused,) = gateway.read()
+    assert isinstance(refused, Rejected) and str(foreign_id) in refused.message
+    table.run()
+    first.read()
+    assert first.tokens[request.request_id] == expected(request)
 
 
 def test_another_tokenizer_is_refused(table: Table) -> None:
