@@ -27,6 +27,7 @@ from services.scheduler.worker_link import WorkerLink, accepted_epoch
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.finish import Finish
 from tessera.values.identity import Epoch, new_instance_id
+from tessera.values.model import ModelInfo
 from tessera.values.report import WorkerReport
 from tessera.values.request import RequestOutput, Submission
 from tessera.values.session import Abort, Hello, HelloAck, StopFound, Submit
@@ -103,7 +104,7 @@ class Term:
         self._pump = JournalPump(self._store, self._epoch, self)
         model = next(iter(self._reports.values())).description.model
         self._leader = Leader(self._config.scheduling, self._epoch, model, self._pump.wake)
-        recovered = join(stored, self._reports, self._claims(), self._stop_rule())
+        recovered = join(stored, self._reports, self._claims_on(model), self._stop_rule())
         self._leader.lead(recovered, self._reports, dict(self._senders))
         self._leads.set()
         _log.info("leading", epoch=self._epoch.number, after_ms=(now_us() - started_us) // 1000, **_counts(recovered))
@@ -132,15 +133,18 @@ class Term:
         live |= {slot.request_id for report in self._reports.values() for slot in report.slots}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.hello_wait_ms / 1000):
-                while not live <= {claim.request_id for claim in self._claims()}:
+                while not live <= {claim.request_id for hello in self._hellos.values() for claim in hello.live}:
                     self._hello_came.clear()
                     await self._hello_came.wait()
 
-    def _claims(self) -> list[GatewayClaim]:
+    def _claims_on(self, model: ModelInfo) -> list[GatewayClaim]:
+        """What gateways hold. What cannot be output of `model` is left out: `Leader.session_opened` answers it."""
         return [
             GatewayClaim(live.request_id, live.subscriber, live.token_ids)
             for hello in self._hellos.values()
+            if hello.tokenizer_digest == model.tokenizer_digest
             for live in hello.live
+            if max(live.token_ids, default=0) < model.vocab_size
         ]
 
     def _stop_rule(self) -> Callable[[Submission, tuple[int, ...]], Finish | None]:

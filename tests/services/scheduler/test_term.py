@@ -210,6 +210,21 @@ def test_a_live_request_waits_for_the_gateway_that_knows_more(run_async: RunAsyn
     run_async(scenario())
 
 
+@pytest.mark.parametrize("said", [{"token_ids": (5, 2**32 - 1)}, {"token_ids": (5,), "tokenizer_digest": "another"}])
+def test_what_is_no_output_of_the_model_is_not_joined(run_async: RunAsync, said: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        expected = reference_output(REQUEST, 1000)[0]
+        wrong = LiveRequest(REQUEST.request_id, 0, said.pop("token_ids"))
+        async with house(_stored_waiting(REQUEST)) as it, it.session() as stranger, it.session() as gateway:
+            await stranger.say(replace(hello(live=(wrong,)), **said))
+            await it.serving.wait()
+            await gateway.say(hello(live=(LiveRequest(REQUEST.request_id, 0, ()),)))
+            assert (await gateway.ack()).unknown_request_ids == ()
+            assert await gateway.answer() == expected
+
+    run_async(scenario())
+
+
 def test_a_live_request_without_a_gateway_holds_a_takeover_up_for_a_moment_only(run_async: RunAsync) -> None:
     async def scenario() -> None:
         async with house(_stored_waiting(REQUEST), hello_wait_ms=50) as it:
