@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import structlog
@@ -11,8 +11,9 @@ from services.rpc.logs import configure_logs
 from services.rpc.server import RpcServer, ServerConfig, stop_signal
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.sessions import SessionServicer
+from services.scheduler.store.port import Store
 from services.scheduler.store.redis_store import RedisStore
-from services.scheduler.term import Term
+from services.scheduler.term import GatewayAhead, Term
 from tessera.scheduler.v1 import session_pb2, session_pb2_grpc
 
 _log = structlog.get_logger()
@@ -30,30 +31,45 @@ def run(config: SchedulerConfig) -> None:
 
 async def _run(config: SchedulerConfig) -> None:
     stop = stop_signal()
-    async with _serving(config) as (term, leading):
-        await asyncio.wait((stop, leading), return_when=asyncio.FIRST_COMPLETED)
-        if leading.done():
-            leading.result()  # raises what ended the term
-        await _drain(term, config.drain_grace_s)
+    async with _serving(config) as terms:
+        await asyncio.wait((stop, terms.running), return_when=asyncio.FIRST_COMPLETED)
+        if terms.running.done():
+            terms.running.result()  # raises what ended the last term
+        await _drain(terms.present, config.drain_grace_s)
+
+
+class _Terms:
+    """One term after the other, for as long as this process may lead."""
+
+    def __init__(self, config: SchedulerConfig, store: Store, serving: Callable[[bool], None]) -> None:
+        self.present = Term(config, store)
+        self.running = asyncio.create_task(self._run(config, store, serving))
+
+    async def _run(self, config: SchedulerConfig, store: Store, serving: Callable[[bool], None]) -> None:
+        while True:
+            try:
+                await self.present.run(serving)
+            except GatewayAhead as ahead:
+                _log.warning("a new term begins", reason=str(ahead))
+                self.present = Term(config, store, told=ahead.number)
 
 
 @contextlib.asynccontextmanager
-async def _serving(config: SchedulerConfig) -> AsyncIterator[tuple[Term, "asyncio.Task[None]"]]:
+async def _serving(config: SchedulerConfig) -> AsyncIterator[_Terms]:
     store = RedisStore(config.redis_url, config.group)
-    term = Term(config, store)
     server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file))
+    terms = _Terms(config, store, lambda ready: server.health.set_ready(SERVICE_NAME, ready))
     add: Any = session_pb2_grpc.add_SchedulerServiceServicer_to_server
-    server.add(add, SessionServicer(term), SERVICE_NAME, ready=False)
-    await server.start()
-    leading = asyncio.create_task(term.run(lambda ready: server.health.set_ready(SERVICE_NAME, ready)))
+    server.add(add, SessionServicer(lambda: terms.present), SERVICE_NAME, ready=False)
     try:
-        yield term, leading
+        await server.start()
+        yield terms
     finally:
-        if term.leader is not None:
-            term.leader.close_sessions()
+        if terms.present.leader is not None:
+            terms.present.leader.close_sessions()
         await server.stop(1.0)
-        leading.cancel()
-        await asyncio.wait((leading,))
+        terms.running.cancel()
+        await asyncio.wait((terms.running,))
         await store.close()
 
 

@@ -5,7 +5,7 @@ frame when the last one is out, so a slow gateway costs time, not memory.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 import structlog
@@ -108,66 +108,70 @@ class SessionDesk(Protocol):
 
 
 class SessionServicer(session_pb2_grpc.SchedulerServiceServicer):
-    """Serves `tessera.scheduler.v1.SchedulerService`."""
+    """Serves `tessera.scheduler.v1.SchedulerService`. A session stays with the desk that `present_desk` names as it opens."""
 
-    def __init__(self, desk: SessionDesk) -> None:
-        self._desk = desk
+    def __init__(self, present_desk: Callable[[], SessionDesk]) -> None:
+        self._present_desk = present_desk
 
     async def Session(
         self, request_iterator: AsyncIterator[session_pb2.SessionRequest], context: Any
     ) -> AsyncIterator[session_pb2.SessionResponse]:
         """Hello first, then whatever comes; ends when either side ends."""
-        self._desk.admit_session()
+        desk = self._present_desk()
+        desk.admit_session()
         requests = aiter(request_iterator)
         hello = await _first(requests)
         session = GatewaySession(hello.gateway_id)
-        opening = asyncio.create_task(self._desk.opened(session, hello))
+        opening = asyncio.create_task(desk.opened(session, hello))
         reader: asyncio.Task[None] | None = None
         try:
             while not (await asyncio.wait([opening], timeout=HEARTBEAT_S))[0]:
-                yield self._response(Heartbeat())  # taking over: the gateway is to wait for the answer
-            yield self._response(await opening)
-            reader = asyncio.create_task(self._read(session, requests))
+                yield _response(desk, Heartbeat())  # taking over: the gateway is to wait for the answer
+            yield _response(desk, await opening)
+            reader = asyncio.create_task(_read(desk, session, requests))
             while not session.closing:
                 woken = await session.woken()
-                for message in self._due(session, woken):
-                    yield self._response(message)
+                for message in _due(desk, session, woken):
+                    yield _response(desk, message)
             if reader.done():
                 await reader
         finally:
             opening.cancel()
             if reader is not None:
                 reader.cancel()
-            self._desk.closed(session)
+            desk.closed(session)
 
-    def _due(self, session: GatewaySession, woken: bool) -> list[SchedulerMessage]:
-        due: list[SchedulerMessage] = [*session.take_posted()]
-        if outputs := self._desk.take_frame(session):
-            due.append(Frame(tuple(outputs)))
-        return due if due or woken else [Heartbeat()]
 
-    def _response(self, message: SchedulerMessage) -> session_pb2.SessionResponse:
-        return convert.response_to_proto(self._desk.epoch, message)
+def _due(desk: SessionDesk, session: GatewaySession, woken: bool) -> list[SchedulerMessage]:
+    due: list[SchedulerMessage] = [*session.take_posted()]
+    if outputs := desk.take_frame(session):
+        due.append(Frame(tuple(outputs)))
+    return due if due or woken else [Heartbeat()]
 
-    async def _read(self, session: GatewaySession, requests: AsyncIterator[session_pb2.SessionRequest]) -> None:
-        try:
-            while True:
-                message = await _next(requests)
-                match message:
-                    case Submit() | Abort() | StopFound():
-                        self._desk.heard(session, message)
-                    case Hello():
-                        raise MalformedMessage("message: a session has one hello")
-                    case Heartbeat():
-                        pass
-        except StopAsyncIteration:
-            pass
-        except TimeoutError:
-            _log.warning("gateway silent", gateway=session.gateway_id.hex())
-        except MalformedMessage as error:
-            raise _malformed(error) from error
-        finally:
-            session.close()
+
+def _response(desk: SessionDesk, message: SchedulerMessage) -> session_pb2.SessionResponse:
+    return convert.response_to_proto(desk.epoch, message)
+
+
+async def _read(desk: SessionDesk, session: GatewaySession, requests: AsyncIterator[session_pb2.SessionRequest]) -> None:
+    try:
+        while True:
+            message = await _next(requests)
+            match message:
+                case Submit() | Abort() | StopFound():
+                    desk.heard(session, message)
+                case Hello():
+                    raise MalformedMessage("message: a session has one hello")
+                case Heartbeat():
+                    pass
+    except StopAsyncIteration:
+        pass
+    except TimeoutError:
+        _log.warning("gateway silent", gateway=session.gateway_id.hex())
+    except MalformedMessage as error:
+        raise _malformed(error) from error
+    finally:
+        session.close()
 
 
 async def _next(requests: AsyncIterator[session_pb2.SessionRequest]) -> GatewayMessage:

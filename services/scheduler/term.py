@@ -42,12 +42,21 @@ class Deposed(Exception):
     """Another scheduler has taken a later epoch; this one has nothing more to say."""
 
 
-class Term:
-    """Desk of the sessions, listener of the worker links and owner of the journal for one epoch."""
+class GatewayAhead(Exception):
+    """A gateway has seen epoch `number`, which Redis and the workers have lost: a new term has to begin above it."""
 
-    def __init__(self, config: SchedulerConfig, store: Store) -> None:
+    def __init__(self, number: int) -> None:
+        super().__init__(f"a gateway has seen epoch {number}")
+        self.number = number
+
+
+class Term:
+    """Desk of the sessions, listener of the worker links and owner of the journal for one epoch, above epoch number `told`."""
+
+    def __init__(self, config: SchedulerConfig, store: Store, told: int = 0) -> None:
         self._config = config
         self._store = store
+        self._told = told
         self._epoch: Epoch | None = None
         self._leader: Leader | None = None
         self._leads = asyncio.Event()
@@ -56,17 +65,22 @@ class Term:
         self._reported = asyncio.Event()
         self._hellos: dict[GatewaySession, Hello] = {}
         self._hello_came = asyncio.Event()
-        self._deposed: asyncio.Future[Epoch | None] = asyncio.get_running_loop().create_future()
+        self._over: asyncio.Future[Deposed | GatewayAhead] = asyncio.get_running_loop().create_future()
         self._pump: JournalPump | None = None
 
     async def run(self, serving: Callable[[bool], None]) -> None:
-        """Begin the term and lead until somebody else does. `serving` is told when gateways are answered. Raises Deposed."""
+        """Begin the term and lead until somebody else does. `serving` is told when gateways are answered. Raises Deposed or
+        GatewayAhead."""
         held = [await accepted_epoch(address) for address in self._config.workers]
-        self._epoch = await self._take_epoch(max(epoch.number for epoch in held))
+        self._epoch = await self._take_epoch(max(self._told, *(epoch.number for epoch in held)))
         try:
             await self._lead(serving)
-        except* Deposed as deposed:
-            raise deposed.exceptions[0] from None
+        except* (Deposed, GatewayAhead) as over:
+            raise over.exceptions[0] from None
+        finally:
+            serving(False)
+            if self._leader is not None:
+                self._leader.close_sessions()
 
     @property
     def leader(self) -> Leader | None:
@@ -164,7 +178,7 @@ class Term:
         async with asyncio.TaskGroup() as tasks:
             for address in self._config.workers:
                 tasks.create_task(self._run_link(address, self.epoch))
-            tasks.create_task(self._watch_deposed())
+            tasks.create_task(self._watch_over())
             leader = await self._begin()
             serving(True)
             tasks.create_task(self._pump_journal())
@@ -183,9 +197,13 @@ class Term:
         assert self._pump is not None
         await self._pump.run()
 
-    async def _watch_deposed(self) -> None:
-        newer = await self._deposed
-        raise Deposed(f"epoch {newer.number} was taken" if newer is not None else "a gateway has seen a later epoch")
+    async def _watch_over(self) -> None:
+        raise await self._over
+
+    def _end(self, why: Deposed | GatewayAhead) -> None:
+        """This term is over; the first reason counts."""
+        if not self._over.done():
+            self._over.set_result(why)
 
     # -- what worker links hear
 
@@ -220,14 +238,18 @@ class Term:
 
     async def opened(self, session: GatewaySession, hello: Hello) -> HelloAck:
         """See `SessionDesk`."""
-        if self._epoch is not None and not self._epoch.supersedes(hello.highest_epoch) and not self._deposed.done():
-            self._deposed.set_result(hello.highest_epoch)
+        if not self.epoch.supersedes(hello.highest_epoch):
+            self._end(GatewayAhead(hello.highest_epoch.number))
         self._hellos[session] = hello
         self._hello_came.set()
+        leads = asyncio.create_task(self._leads.wait())
         try:
-            await self._leads.wait()
+            await asyncio.wait((leads, self._over), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            leads.cancel()
             del self._hellos[session]
+        if self._over.done():
+            raise Unavailable("a new term begins", reason="TERM_OVER", retry_after_ms=200)
         assert self._leader is not None
         return self._leader.session_opened(session, hello)
 
@@ -262,8 +284,8 @@ class Term:
         """See `JournalOwner`."""
         assert self._leader is not None
         self._leader.journal_replied(reply)
-        if self._leader.superseded is not None and not self._deposed.done():
-            self._deposed.set_result(self._leader.superseded)
+        if self._leader.superseded is not None:
+            self._end(Deposed(f"epoch {self._leader.superseded.number} was taken"))
 
     def journal_wake_us(self) -> int | None:
         """See `JournalOwner`."""

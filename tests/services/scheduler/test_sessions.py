@@ -96,7 +96,7 @@ async def session_with(desk: Desk) -> AsyncIterator[GatewayEnd]:
     """A session that has said nothing yet."""
     server = RpcServer(ServerConfig("127.0.0.1:0"))
     register = session_pb2_grpc.add_SchedulerServiceServicer_to_server
-    server.add(register, SessionServicer(desk), "tessera.scheduler.v1.SchedulerService")
+    server.add(register, SessionServicer(lambda: desk), "tessera.scheduler.v1.SchedulerService")
     address = await server.start()
     try:
         async with open_channel(address) as channel:

@@ -21,7 +21,7 @@ from services.scheduler.core.record import Arrival, StoredRequest
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.sessions import SessionServicer
 from services.scheduler.store.memory import MemoryStore
-from services.scheduler.term import Deposed, Term
+from services.scheduler.term import Deposed, GatewayAhead, Term
 from tessera.scheduler.v1 import session_pb2_grpc
 from tessera.values.config import Config
 from tessera.values.identity import NO_EPOCH, Epoch
@@ -42,7 +42,7 @@ def hello(highest_epoch: Epoch = NO_EPOCH, live: tuple[LiveRequest, ...] = ()) -
 class House:
     """A term that runs beside the test, and where gateways reach it."""
 
-    def __init__(self, worker: ScriptedWorker, store: MemoryStore, hello_wait_ms: int) -> None:
+    def __init__(self, worker: ScriptedWorker, store: MemoryStore, hello_wait_ms: int, told: int) -> None:
         config = SchedulerConfig(
             workers=(worker.address,),
             redis_url="redis://unused",
@@ -50,10 +50,10 @@ class House:
             hello_wait_ms=hello_wait_ms,
         )
         self.worker, self.store = worker, store
-        self.term = Term(config, store)
+        self.term = Term(config, store, told)
         self.serving = asyncio.Event()
         self.address = ""
-        self.ended = asyncio.create_task(self.term.run(lambda ready: self.serving.set()))
+        self.ended = asyncio.create_task(self.term.run(lambda ready: self.serving.set() if ready else None))
 
     @asynccontextmanager
     async def session(self, is_early: bool = False) -> AsyncIterator["GatewayEnd"]:
@@ -103,16 +103,16 @@ class GatewayEnd:
 
 @asynccontextmanager
 async def house(
-    store: MemoryStore | None = None, hello_wait_ms: int = 60_000, worker_epoch: Epoch = NO_EPOCH
+    store: MemoryStore | None = None, hello_wait_ms: int = 60_000, worker_epoch: Epoch = NO_EPOCH, told: int = 0
 ) -> AsyncIterator[House]:
     """A term that begins now; its worker executes whatever comes."""
     async with scripted_worker() as worker:
         worker.fake.epoch = worker_epoch
-        made = House(worker, store or MemoryStore(), hello_wait_ms)
+        made = House(worker, store or MemoryStore(), hello_wait_ms, told)
         working = asyncio.create_task(worker.work())
         server = RpcServer(ServerConfig("127.0.0.1:0"))
         register = session_pb2_grpc.add_SchedulerServiceServicer_to_server
-        server.add(register, SessionServicer(made.term), "tessera.scheduler.v1.SchedulerService")
+        server.add(register, SessionServicer(lambda: made.term), "tessera.scheduler.v1.SchedulerService")
         made.address = await server.start()
         try:
             yield made
@@ -233,12 +233,28 @@ def test_a_live_request_without_a_gateway_holds_a_takeover_up_for_a_moment_only(
     run_async(scenario())
 
 
-def test_a_gateway_that_knows_a_later_leader_ends_the_term(run_async: RunAsync) -> None:
+@pytest.mark.parametrize("is_leading", [True, False])
+def test_a_gateway_that_knows_a_later_epoch_ends_the_term(run_async: RunAsync, is_leading: bool) -> None:
     async def scenario() -> None:
         async with house() as it, it.session() as gateway:
-            await it.serving.wait()
+            if is_leading:
+                await it.serving.wait()
             await gateway.say(hello(LATER))
-            assert await it.deposed() == "epoch 9 was taken"
+            with pytest.raises(GatewayAhead) as ahead:
+                await it.ended
+            assert ahead.value.number == LATER.number
+            with pytest.raises(grpc.aio.AioRpcError, match="a new term begins"):
+                await gateway.ack()
+
+    run_async(scenario())
+
+
+def test_a_term_goes_above_what_it_was_told(run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        async with house(told=LATER.number) as it, it.session() as gateway:
+            await gateway.say(hello(LATER))
+            await gateway.ack()
+            assert it.term.epoch.number == LATER.number + 1
 
     run_async(scenario())
 
