@@ -7,8 +7,9 @@ from typing import Any, NoReturn
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
-from services.rpc.errors import ServiceError
+from services.rpc.errors import FieldViolation, InvalidArgument, ServiceError
 from services.rpc.status import INTERNAL_TEXT, code_of, status_of
 
 _log = structlog.get_logger()
@@ -28,10 +29,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return None
         kind = _kind_of(handler)
         function = getattr(handler, kind)
+        deserialize = handler.request_deserializer
         guard = _guard_stream if inspect.isasyncgenfunction(function) else _guard_call
         return getattr(grpc, f"{kind}_rpc_method_handler")(
             guard(function, handler_call_details.method),
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=deserialize if handler.request_streaming else _deferring(deserialize),
             response_serializer=handler.response_serializer,
         )
 
@@ -41,10 +43,28 @@ def _kind_of(handler: Any) -> str:
     return f"{request}_{'stream' if handler.response_streaming else 'unary'}"
 
 
+def _deferring(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """The request, or the DecodeError for the guard to raise: raised here, it would end the call as UNKNOWN, with a traceback in the log."""
+
+    def decode(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return error
+
+    return decode
+
+
+def _decoded(request: Any) -> Any:
+    if isinstance(request, DecodeError):
+        raise InvalidArgument((FieldViolation("request", f"cannot be decoded: {request}"),), reason="MALFORMED_MESSAGE")
+    return request
+
+
 def _guard_call(function: Callable[[Any, Any], Awaitable[Any]], method: str) -> Callable[[Any, Any], Awaitable[Any]]:
     async def guarded(request: Any, context: Any) -> Any:
         try:
-            return await function(request, context)
+            return await function(_decoded(request), context)
         except Exception as error:  # noqa: BLE001 - every failure ends as a status, here and nowhere else
             await _end(error, method, context)
 
@@ -54,7 +74,7 @@ def _guard_call(function: Callable[[Any, Any], Awaitable[Any]], method: str) -> 
 def _guard_stream(function: Callable[[Any, Any], AsyncIterator[Any]], method: str) -> Callable[[Any, Any], AsyncIterator[Any]]:
     async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
-            async with aclosing(function(request, context)) as responses:  # type: ignore[type-var]
+            async with aclosing(function(_decoded(request), context)) as responses:  # type: ignore[type-var]
                 async for response in responses:
                     yield response
         except Exception as error:  # noqa: BLE001 - every failure ends as a status, here and nowhere else

@@ -150,6 +150,19 @@ def test_a_retryable_error_says_when(run_async):
     run_async(scenario())
 
 
+@pytest.mark.parametrize("servicer_kind", [Scripted, Generators])
+def test_a_request_that_cannot_be_decoded_is_refused(run_async, servicer_kind):
+    async def scenario():
+        async with serving(servicer_kind()) as (_server, channel):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_stream(f"/{NAME}/StreamGenerate")(b"\xff\xff").read()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "request: cannot be decoded" in caught.value.details()
+            assert "StreamGenerateRequest" in caught.value.details()
+
+    run_async(scenario())
+
+
 def test_a_bug_is_internal_and_shows_nothing(run_async):
     async def scenario():
         servicer = Scripted()
