@@ -263,7 +263,8 @@ def test_an_attach_has_one_execute_stream(one: Leader) -> None:
 def test_a_bad_attach_is_an_invalid_argument(one: Leader, epoch: Epoch, nonce: int, field: str) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         one.worker.attach(epoch, nonce)
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and refused.value.details().startswith(field)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and refused.value.details().startswith(f"{field}: ")
+    assert refused.value.details().count(f"{field}: ") == 1
     assert one.execute().run(one.step + 1).step_id == one.step + 1, "and fences nobody"
 
 
