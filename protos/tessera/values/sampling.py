@@ -43,8 +43,13 @@ class Limit:
         if self.integer and value != int(value):
             return f"must be a whole number, got {value}"
         if not self.minimum <= value <= self.maximum:
-            return f"must be between {self.minimum:g} and {self.maximum:g}, got {value:g}"
+            return f"must be between {_plain(self.minimum)} and {_plain(self.maximum)}, got {_plain(value)}"
         return None
+
+
+def _plain(value: float) -> str:
+    """Every digit, since a limit and the value beyond it may differ in the last one only; whole numbers without a fraction."""
+    return str(int(value)) if value == int(value) else repr(float(value))
 
 
 LIMITS: dict[str, Limit] = {
