@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import structlog
 
-from services.rpc.errors import Unavailable
+from services.rpc.errors import FieldViolation, InvalidArgument, Unavailable
 from services.scheduler.clock import now_us
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.journal_call import Failed, JournalCall, JournalReply, OlderEpoch
@@ -34,12 +34,20 @@ from tessera.values.session import Abort, Hello, HelloAck, StopFound, Submit
 
 _log = structlog.get_logger()
 
+EPOCH_LEAP_MAX = 1_000_000
+"""How far above this term's a gateway's epoch may be to be believed: a number near the type's end would leave none to take."""
+
 STORE_RETRY_S = 0.2
 TICK_S = 0.02
 
 
 class Deposed(Exception):
     """Another scheduler has taken a later epoch; this one has nothing more to say."""
+
+    @classmethod
+    def by(cls, newer: Epoch) -> "Deposed":
+        """Deposed by whoever took `newer`."""
+        return cls(f"another scheduler of this group has taken over: epoch {newer.number} was taken")
 
 
 class GatewayAhead(Exception):
@@ -134,7 +142,7 @@ class Term:
             reply = await self._store.read(epoch)
             match reply:
                 case OlderEpoch(newer):
-                    raise Deposed(f"epoch {newer.number} was taken")
+                    raise Deposed.by(newer)
                 case Failed(why):
                     _log.warning("waiting for redis", error=why)
                     await asyncio.sleep(STORE_RETRY_S)
@@ -238,6 +246,10 @@ class Term:
 
     async def opened(self, session: GatewaySession, hello: Hello) -> HelloAck:
         """See `SessionDesk`."""
+        leap = hello.highest_epoch.number - self.epoch.number
+        if leap > EPOCH_LEAP_MAX:
+            text = f"{hello.highest_epoch.number} cannot have been seen: the present epoch is {self.epoch.number}"
+            raise InvalidArgument((FieldViolation("hello.highest_epoch", text),))
         if not self.epoch.supersedes(hello.highest_epoch):
             self._end(GatewayAhead(hello.highest_epoch.number))
         self._hellos[session] = hello
@@ -285,7 +297,7 @@ class Term:
         assert self._leader is not None
         self._leader.journal_replied(reply)
         if self._leader.superseded is not None:
-            self._end(Deposed(f"epoch {self._leader.superseded.number} was taken"))
+            self._end(Deposed.by(self._leader.superseded))
 
     def journal_wake_us(self) -> int | None:
         """See `JournalOwner`."""
