@@ -41,7 +41,8 @@ def configure_logs(role: str, level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(number)
-    logging.getLogger("asyncio").setLevel(max(number, logging.WARNING))
+    for chatty in ("asyncio", "grpc"):
+        logging.getLogger(chatty).setLevel(max(number, logging.WARNING))
 
 
 def _renderers() -> list[structlog.typing.Processor]:

@@ -78,7 +78,9 @@ class Scheduler:
         if named is not None:
             if _same_body(named.submission, submission):
                 return Known(named.request_id, named.subscriber)
-            return Refused(RefusalReason.ALREADY_EXISTS, f"{submission.client_request_id!r} lives with another body")
+            grace_ms = self._config.gateway_grace_ms
+            message = f"{submission.client_request_id!r} lives with another body; if its gateway is gone, it ends within {grace_ms} ms"
+            return Refused(RefusalReason.ALREADY_EXISTS, message, grace_ms)
         is_resume = bool(received) or any(request_id in replica.orphans for replica in self._fleet)
         refused = self._refusal(submission, is_resume)
         if refused is not None:
