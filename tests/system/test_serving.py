@@ -67,7 +67,13 @@ def test_a_cancelled_call_gives_its_blocks_back(client: Client, stack: Stack, ph
         generation = pb.Generation(
             tokens=pb.TokenPrompt(token_ids=prompt), sampling=pb.Sampling(max_tokens=2000, ignore_eos=True)
         )
-        call = InferenceServiceStub(channel).StreamGenerate(pb.StreamGenerateRequest(generation=generation))
+        stub = InferenceServiceStub(channel)
+        holder = None
+        if phase == "queued":  # 4,000 prompt tokens leave no room in the pool for 1,500 more
+            most = pb.Generation(tokens=pb.TokenPrompt(token_ids=range(300, 4300)), sampling=pb.Sampling(max_tokens=1))
+            holder = stub.StreamGenerate(pb.StreamGenerateRequest(generation=most))
+            threading.Event().wait(0.2)
+        call = stub.StreamGenerate(pb.StreamGenerateRequest(generation=generation))
         if phase == "decode":
             next(call)
         elif phase == "prefill":
@@ -75,6 +81,8 @@ def test_a_cancelled_call_gives_its_blocks_back(client: Client, stack: Stack, ph
         call.cancel()
         with contextlib.suppress(grpc.RpcError):
             list(call)
+        if holder is not None:
+            assert sum(len(piece.token_ids) for piece in holder) == 1, "the one that holds the pool goes on to its end"
     answer = client.generate("Hello", temperature=0.0, max_tokens=2)
     assert len(answer.token_ids) == 2
     wait_until(lambda: len(idle_events(stack)) > before, "the scheduler is idle again", timeout_s=30)
