@@ -40,6 +40,8 @@ def rejection_of(rejected: Rejected, prompt_field: str) -> ServiceError:
     match rejected.reason:
         case RejectReason.TOO_LONG:
             return InvalidArgument((FieldViolation(prompt_field, rejected.message),), reason="TOO_LONG")
+        case RejectReason.INVALID:
+            return InvalidArgument((FieldViolation(prompt_field, rejected.message),))
         case RejectReason.OVERLOADED:
             return Overloaded(rejected.message, reason="OVERLOADED", retry_after_ms=rejected.retry_after_ms)
         case RejectReason.ALREADY_EXISTS:

@@ -19,19 +19,23 @@ from services.worker.convert import (
     sampling_to_proto,
 )
 from tessera.scheduler.v1 import session_pb2
-from tessera.values.identity import INSTANCE_ID_BYTES, REQUEST_ID_BYTES, Epoch
+from tessera.values.identity import INSTANCE_ID_BYTES, NO_EPOCH, REQUEST_ID_BYTES, Epoch
 from tessera.values.request import DetokenizeOptions, RequestOutput, RequestTimings, Submission
 from tessera.values.session import (
     Abort,
+    Detach,
     Frame,
     GatewayMessage,
     Heartbeat,
     Hello,
     HelloAck,
+    Invite,
+    KnownAs,
     LiveRequest,
     Rejected,
     RejectReason,
     SchedulerMessage,
+    Standby,
     StopFound,
     Submit,
     TakenOver,
@@ -52,6 +56,9 @@ def request_to_proto(message: GatewayMessage) -> session_pb2.SessionRequest:
             return session_pb2.SessionRequest(abort=session_pb2.Abort(request_id=request_id, subscriber=subscriber))
         case StopFound():
             return session_pb2.SessionRequest(stop_found=stop_found_to_proto(message))
+        case Detach(request_id, subscriber, grace_ms):
+            detach = session_pb2.Detach(request_id=request_id, subscriber=subscriber, grace_ms=grace_ms)
+            return session_pb2.SessionRequest(detach=detach)
         case Heartbeat():
             return session_pb2.SessionRequest(heartbeat=session_pb2.Heartbeat())
 
@@ -67,6 +74,10 @@ def request_from_proto(message: session_pb2.SessionRequest) -> GatewayMessage:
             return Abort(_request_id(message.abort.request_id, "abort"), message.abort.subscriber)
         case "stop_found":
             return stop_found_from_proto(message.stop_found)
+        case "detach":
+            detach = message.detach
+            grace_ms = detach.grace_ms if detach.HasField("grace_ms") else None
+            return Detach(_request_id(detach.request_id, "detach"), detach.subscriber, grace_ms)
         case "heartbeat":
             return Heartbeat()
         case kind:
@@ -74,9 +85,14 @@ def request_from_proto(message: session_pb2.SessionRequest) -> GatewayMessage:
 
 
 def response_to_proto(epoch: Epoch, message: SchedulerMessage) -> session_pb2.SessionResponse:
-    """What a scheduler says under its term `epoch`."""
+    """What a scheduler says under its term `epoch`; NO_EPOCH for a Standby, and for nothing else."""
+    assert (epoch == NO_EPOCH) == isinstance(message, Standby)
     response = session_pb2.SessionResponse(epoch=epoch_to_proto(epoch))
     match message:
+        case Standby():
+            response.standby.SetInParent()
+        case Invite(protocol):
+            response.invite.protocol = protocol
         case HelloAck():
             response.hello_ack.CopyFrom(hello_ack_to_proto(message))
         case Frame():
@@ -85,15 +101,25 @@ def response_to_proto(epoch: Epoch, message: SchedulerMessage) -> session_pb2.Se
             response.rejected.CopyFrom(rejected_to_proto(message))
         case TakenOver(request_id, subscriber):
             response.taken_over.request_id, response.taken_over.subscriber = request_id, subscriber
+        case KnownAs(request_id, subscriber, known_request_id):
+            known = session_pb2.KnownAs(request_id=request_id, subscriber=subscriber, known_request_id=known_request_id)
+            response.known_as.CopyFrom(known)
         case Heartbeat():
             response.heartbeat.SetInParent()
     return response
 
 
 def response_from_proto(message: session_pb2.SessionResponse) -> tuple[Epoch, SchedulerMessage]:
-    """The term under which a scheduler spoke, and what it said."""
+    """The term under which a scheduler spoke (NO_EPOCH with a Standby), and what it said."""
     epoch = epoch_from_proto(message.epoch)
-    match message.WhichOneof("message"):
+    kind = message.WhichOneof("message")
+    if kind is not None and (epoch == NO_EPOCH) != (kind == "standby"):
+        raise MalformedMessage(f"epoch: {epoch.number} with {kind}")
+    match kind:
+        case "standby":
+            return epoch, Standby()
+        case "invite":
+            return epoch, Invite(message.invite.protocol)
         case "hello_ack":
             return epoch, hello_ack_from_proto(message.hello_ack)
         case "frame":
@@ -103,6 +129,10 @@ def response_from_proto(message: session_pb2.SessionResponse) -> tuple[Epoch, Sc
         case "taken_over":
             taken = message.taken_over
             return epoch, TakenOver(_request_id(taken.request_id, "taken_over"), taken.subscriber)
+        case "known_as":
+            known = message.known_as
+            known_id = _request_id(known.known_request_id, "known_as.known_request_id")
+            return epoch, KnownAs(_request_id(known.request_id, "known_as"), known.subscriber, known_id)
         case "heartbeat":
             return epoch, Heartbeat()
         case kind:
@@ -119,6 +149,7 @@ def hello_to_proto(hello: Hello) -> session_pb2.Hello:
             session_pb2.LiveRequest(request_id=live.request_id, subscriber=live.subscriber, token_ids=live.token_ids)
             for live in hello.live
         ],
+        protocol=hello.protocol,
     )
 
 
@@ -134,6 +165,7 @@ def hello_from_proto(message: session_pb2.Hello) -> Hello:
             LiveRequest(_request_id(live.request_id, "hello.live"), live.subscriber, tuple(live.token_ids))
             for live in message.live
         ),
+        protocol=message.protocol,
     )
 
 

@@ -226,7 +226,7 @@ class Leader:
         foreign_id = self._foreign_id((int(submit.submission.prompt_token_ids.max()), *submit.received_token_ids))
         if foreign_id is not None:
             message = f"token id {foreign_id} is not in the vocabulary of {self._model.vocab_size}"
-            session.post(Rejected(request_id, submit.subscriber, RejectReason.TOO_LONG, message))
+            session.post(Rejected(request_id, submit.subscriber, RejectReason.INVALID, message))
             return
         answer = self.scheduler.submit(submit.submission, submit.subscriber, submit.received_token_ids, self._clock())
         match answer:

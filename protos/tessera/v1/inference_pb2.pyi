@@ -103,10 +103,24 @@ class GenerateResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
 
 class StreamGenerateRequest(_message.Message):
-    __slots__ = ("generation",)
+    __slots__ = ("generation", "resume")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     generation: Generation
-    def __init__(self, generation: _Optional[_Union[Generation, _Mapping]] = ...) -> None: ...
+    resume: Resume
+    def __init__(self, generation: _Optional[_Union[Generation, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
+
+class Resume(_message.Message):
+    __slots__ = ("number", "token_offset", "text_offset", "token_ids")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    token_offset: int
+    text_offset: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., token_offset: _Optional[int] = ..., text_offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StreamGenerateResponse(_message.Message):
     __slots__ = ("request_id", "text", "text_offset", "token_ids", "token_offset", "finish")

@@ -5,6 +5,7 @@ from enum import Enum
 
 from tessera.values.identity import Epoch
 from tessera.values.model import ModelInfo
+from tessera.values.protocol import PROTOCOL_VERSION
 from tessera.values.request import RequestOutput, Submission
 
 
@@ -19,12 +20,13 @@ class LiveRequest:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Opens a session. `gateway_id` is random per gateway process; `highest_epoch` the highest this gateway has seen."""
+    """Answers an Invite. `gateway_id` is random per gateway process; `highest_epoch` the highest this gateway has seen."""
 
     highest_epoch: Epoch
     tokenizer_digest: str
     gateway_id: bytes
     live: tuple[LiveRequest, ...] = ()
+    protocol: int = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,20 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The client is gone or asked to stop. The scheduler answers with the request's end, whatever it is; for an id it does not know, nothing."""
+    """The client asked to stop, or is gone for good. The scheduler answers with the request's end, whatever it is; for an id it does not know, nothing."""
 
     request_id: bytes
     subscriber: int
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    """The client is gone and may come back, here or elsewhere. The request goes on, and is aborted where nobody has claimed it after
+    `grace_ms`; None: after `gateway_grace_ms`."""
+
+    request_id: bytes
+    subscriber: int
+    grace_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,18 @@ class StopFound:
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """The sender lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """This scheduler lives and does not lead. The only message that carries no epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """This scheduler has taken an epoch: the gateway is to say Hello, and to listen to no lower epoch any more."""
+
+    protocol: int = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +109,7 @@ class RejectReason(Enum):
     OVERLOADED = "overloaded"  # the queue is full
     ALREADY_EXISTS = "already_exists"  # the client's id lives with another body or principal
     DRAINING = "draining"
+    INVALID = "invalid"  # the request itself is wrong, for example a token id outside the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,5 +131,15 @@ class TakenOver:
     subscriber: int
 
 
-GatewayMessage = Hello | Submit | Abort | StopFound | Heartbeat
-SchedulerMessage = HelloAck | Frame | Rejected | TakenOver | Heartbeat
+@dataclass(frozen=True, slots=True)
+class KnownAs:
+    """What was submitted as `request_id` lives, or can still be read, as `known_request_id`: principal and client id are the same.
+    The gateway goes on under that id, whose frames follow."""
+
+    request_id: bytes
+    subscriber: int
+    known_request_id: bytes
+
+
+GatewayMessage = Hello | Submit | Abort | Detach | StopFound | Heartbeat
+SchedulerMessage = Standby | Invite | HelloAck | Frame | Rejected | TakenOver | KnownAs | Heartbeat

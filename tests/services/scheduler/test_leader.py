@@ -262,7 +262,7 @@ def test_a_draining_leader_finishes_and_admits_nothing(table: Table) -> None:
     ("request_", "reason"),
     [
         (submission(2, [3] * 64), RejectReason.TOO_LONG),
-        (submission(2, [3, MODEL.vocab_size]), RejectReason.TOO_LONG),
+        (submission(2, [3, MODEL.vocab_size]), RejectReason.INVALID),
         (submission(2, [9, 9], name="taken"), RejectReason.ALREADY_EXISTS),
         (submission(2, [5, 6, 7], max_tokens=40, name="taken"), RejectReason.ALREADY_EXISTS),
     ],

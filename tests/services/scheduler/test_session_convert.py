@@ -15,13 +15,17 @@ from tessera.values.request import DetokenizeOptions, RequestOutput, RequestTimi
 from tessera.values.sampling import SEED_MAX, SamplingParams
 from tessera.values.session import (
     Abort,
+    Detach,
     Frame,
     Heartbeat,
     Hello,
     HelloAck,
+    Invite,
+    KnownAs,
     LiveRequest,
     Rejected,
     RejectReason,
+    Standby,
     StopFound,
     Submit,
     TakenOver,
@@ -51,6 +55,8 @@ def over_the_wire(message):
         Hello(EPOCH, "", b"g" * 16, (LiveRequest(ID, 0, (1, 2)), LiveRequest(OTHER_ID, 3, ()))),
         Abort(ID, 2),
         StopFound(ID, 0, 17, "stop"),
+        Detach(ID, 3),
+        Detach(ID, 3, 0),
         Heartbeat(),
     ],
 )
@@ -77,11 +83,23 @@ def test_a_submission_round_trips():
         Frame(()),
         *(Rejected(ID, 1, reason, "17 > 16", 250) for reason in RejectReason),
         TakenOver(ID, 5),
+        KnownAs(ID, 5, OTHER_ID),
+        Invite(),
         Heartbeat(),
     ],
 )
 def test_scheduler_messages_round_trip(message):
     assert convert.response_from_proto(over_the_wire(convert.response_to_proto(EPOCH, message))) == (EPOCH, message)
+
+
+def test_a_standby_speaks_under_no_epoch():
+    message = over_the_wire(convert.response_to_proto(NO_EPOCH, Standby()))
+    assert convert.response_from_proto(message) == (NO_EPOCH, Standby())
+
+
+def test_only_a_standby_speaks_under_no_epoch():
+    with pytest.raises(MalformedMessage, match="epoch"):
+        convert.response_from_proto(session_pb2.SessionResponse(heartbeat=session_pb2.Heartbeat()))
 
 
 NUMBERS = st.integers(0, 2**32 - 1)

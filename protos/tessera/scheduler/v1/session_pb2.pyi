@@ -15,53 +15,75 @@ class RejectReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REJECT_REASON_OVERLOADED: _ClassVar[RejectReason]
     REJECT_REASON_ALREADY_EXISTS: _ClassVar[RejectReason]
     REJECT_REASON_DRAINING: _ClassVar[RejectReason]
+    REJECT_REASON_INVALID: _ClassVar[RejectReason]
 REJECT_REASON_UNSPECIFIED: RejectReason
 REJECT_REASON_TOO_LONG: RejectReason
 REJECT_REASON_OVERLOADED: RejectReason
 REJECT_REASON_ALREADY_EXISTS: RejectReason
 REJECT_REASON_DRAINING: RejectReason
+REJECT_REASON_INVALID: RejectReason
 
 class SessionRequest(_message.Message):
-    __slots__ = ("hello", "submit", "abort", "stop_found", "heartbeat")
+    __slots__ = ("hello", "submit", "abort", "stop_found", "heartbeat", "detach")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     STOP_FOUND_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    DETACH_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submit: Submit
     abort: Abort
     stop_found: StopFound
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop_found: _Optional[_Union[StopFound, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    detach: Detach
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop_found: _Optional[_Union[StopFound, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("epoch", "hello_ack", "frame", "rejected", "taken_over", "heartbeat")
+    __slots__ = ("epoch", "hello_ack", "frame", "rejected", "taken_over", "heartbeat", "standby", "invite", "known_as")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_ACK_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     TAKEN_OVER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
+    INVITE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_AS_FIELD_NUMBER: _ClassVar[int]
     epoch: _types_pb2.Epoch
     hello_ack: HelloAck
     frame: Frame
     rejected: Rejected
     taken_over: TakenOver
     heartbeat: Heartbeat
-    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., hello_ack: _Optional[_Union[HelloAck, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    standby: Standby
+    invite: Invite
+    known_as: KnownAs
+    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., hello_ack: _Optional[_Union[HelloAck, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., known_as: _Optional[_Union[KnownAs, _Mapping]] = ...) -> None: ...
+
+class Standby(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Invite(_message.Message):
+    __slots__ = ("protocol",)
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    def __init__(self, protocol: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("highest_epoch", "tokenizer_digest", "gateway_id", "live")
+    __slots__ = ("highest_epoch", "tokenizer_digest", "gateway_id", "live", "protocol")
     HIGHEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     highest_epoch: _types_pb2.Epoch
     tokenizer_digest: str
     gateway_id: bytes
     live: _containers.RepeatedCompositeFieldContainer[LiveRequest]
-    def __init__(self, highest_epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., tokenizer_digest: _Optional[str] = ..., gateway_id: _Optional[bytes] = ..., live: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ...) -> None: ...
+    protocol: int
+    def __init__(self, highest_epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., tokenizer_digest: _Optional[str] = ..., gateway_id: _Optional[bytes] = ..., live: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class LiveRequest(_message.Message):
     __slots__ = ("request_id", "subscriber", "token_ids")
@@ -118,6 +140,16 @@ class DetokenizeOptions(_message.Message):
     include_stop_in_output: bool
     skip_special_tokens: bool
     def __init__(self, stop_strings: _Optional[_Iterable[str]] = ..., include_stop_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
+
+class Detach(_message.Message):
+    __slots__ = ("request_id", "subscriber", "grace_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBER_FIELD_NUMBER: _ClassVar[int]
+    GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: bytes
+    subscriber: int
+    grace_ms: int
+    def __init__(self, request_id: _Optional[bytes] = ..., subscriber: _Optional[int] = ..., grace_ms: _Optional[int] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("request_id", "subscriber")
@@ -188,6 +220,16 @@ class Rejected(_message.Message):
     message: str
     retry_after_ms: int
     def __init__(self, request_id: _Optional[bytes] = ..., subscriber: _Optional[int] = ..., reason: _Optional[_Union[RejectReason, str]] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+
+class KnownAs(_message.Message):
+    __slots__ = ("request_id", "subscriber", "known_request_id")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBER_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: bytes
+    subscriber: int
+    known_request_id: bytes
+    def __init__(self, request_id: _Optional[bytes] = ..., subscriber: _Optional[int] = ..., known_request_id: _Optional[bytes] = ...) -> None: ...
 
 class TakenOver(_message.Message):
     __slots__ = ("request_id", "subscriber")

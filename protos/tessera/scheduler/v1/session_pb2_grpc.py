@@ -45,7 +45,8 @@ class SchedulerServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Session(self, request_iterator, context):
-        """Everything between one gateway and one scheduler. The first request is a Hello; nothing is answered before it.
+        """Everything between one gateway and one scheduler. The scheduler speaks first: Standby until it has an epoch, then Invite. The
+        gateway answers the Invite with its Hello, the scheduler that, once it leads, with a HelloAck; until then both send heartbeats.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -7,25 +7,45 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ReadBlocksRequest(_message.Message):
+    __slots__ = ("block_ids",)
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReadBlocksResponse(_message.Message):
+    __slots__ = ("block_id", "last_write_step", "kv")
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_WRITE_STEP_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
+    block_id: int
+    last_write_step: int
+    kv: bytes
+    def __init__(self, block_id: _Optional[int] = ..., last_write_step: _Optional[int] = ..., kv: _Optional[bytes] = ...) -> None: ...
+
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("description", "epoch")
+    __slots__ = ("description", "epoch", "protocol")
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     description: _types_pb2.WorkerDescription
     epoch: _types_pb2.Epoch
-    def __init__(self, description: _Optional[_Union[_types_pb2.WorkerDescription, _Mapping]] = ..., epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ...) -> None: ...
+    protocol: int
+    def __init__(self, description: _Optional[_Union[_types_pb2.WorkerDescription, _Mapping]] = ..., epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("epoch", "nonce")
+    __slots__ = ("epoch", "nonce", "protocol")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     epoch: _types_pb2.Epoch
     nonce: int
-    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., nonce: _Optional[int] = ...) -> None: ...
+    protocol: int
+    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., nonce: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("nonce", "header", "slot", "dropped", "end")

@@ -50,6 +50,11 @@ class WorkerServiceStub:
                 request_serializer=tessera_dot_worker_dot_v1_dot_worker__pb2.ExecuteRequest.SerializeToString,
                 response_deserializer=tessera_dot_worker_dot_v1_dot_worker__pb2.ExecuteResponse.FromString,
                 _registered_method=True)
+        self.ReadBlocks = channel.unary_stream(
+                '/tessera.worker.v1.WorkerService/ReadBlocks',
+                request_serializer=tessera_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksRequest.SerializeToString,
+                response_deserializer=tessera_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -78,6 +83,13 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadBlocks(self, request, context):
+        """Reads blocks of the KV cache as they are between two batches. For verification: costs the worker's time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +107,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Execute,
                     request_deserializer=tessera_dot_worker_dot_v1_dot_worker__pb2.ExecuteRequest.FromString,
                     response_serializer=tessera_dot_worker_dot_v1_dot_worker__pb2.ExecuteResponse.SerializeToString,
+            ),
+            'ReadBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadBlocks,
+                    request_deserializer=tessera_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksRequest.FromString,
+                    response_serializer=tessera_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -179,6 +196,33 @@ class WorkerService:
             '/tessera.worker.v1.WorkerService/Execute',
             tessera_dot_worker_dot_v1_dot_worker__pb2.ExecuteRequest.SerializeToString,
             tessera_dot_worker_dot_v1_dot_worker__pb2.ExecuteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tessera.worker.v1.WorkerService/ReadBlocks',
+            tessera_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksRequest.SerializeToString,
+            tessera_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,
