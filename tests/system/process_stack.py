@@ -1,79 +1,14 @@
 """The whole system as real processes on loopback, for tests: start, kill -9, start again on the same addresses."""
 
-import json
 import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import redis
+from role_process import RoleProcess, free_ports
 
 from services.scheduler.store.embedded_redis import EmbeddedRedis
-
-READY_TIMEOUT_S = 90.0
-
-
-@dataclass
-class Role:
-    """One process: its command line after `tessera`, the address it must have, and the running process if there is one."""
-
-    name: str
-    options: list[str]
-    address: str
-    folder: Path
-    process: subprocess.Popen | None = None
-    starts: int = 0
-
-    @property
-    def ready_file(self) -> Path:
-        return self.folder / f"{self.name}.json"
-
-    def start(self) -> None:
-        """Start it, and return at once."""
-        assert self.process is None or self.process.poll() is not None, f"{self.name} runs already"
-        self.ready_file.unlink(missing_ok=True)
-        self.starts += 1
-        log = (self.folder / f"{self.name}.{self.starts}.log").open("wb")
-        command = [sys.executable, "-m", "services.cli.main", self.name, *self.options]
-        command += ["--listen", self.address, "--ready-file", str(self.ready_file)]
-        self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        log.close()
-
-    def wait_ready(self) -> None:
-        """Wait until it serves."""
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while not self.ready_file.exists():
-            assert self.process is not None and self.process.poll() is None, f"{self.name} ended:\n{self.log_tail()}"
-            assert time.monotonic() < deadline, f"{self.name} is not ready:\n{self.log_tail()}"
-            time.sleep(0.02)
-        assert json.loads(self.ready_file.read_text())["address"] == self.address
-
-    def kill(self) -> None:
-        """SIGKILL, and reap."""
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self) -> int:
-        """SIGTERM, and the exit status; SIGKILL after 30 s counts as a failure."""
-        if self.process is None or self.process.poll() is not None:
-            return 0
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            return -signal.SIGKILL
-
-    def log_tail(self) -> str:
-        path = self.folder / f"{self.name}.{self.starts}.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-30:])
 
 
 @dataclass
@@ -104,13 +39,15 @@ class Stack:
         folder.mkdir(parents=True, exist_ok=True)
         self.redis = EmbeddedRedis(folder / "redis", port=0)
         self.redis.start()
-        worker, scheduler, gateway = (f"127.0.0.1:{port}" for port in _free_ports(3))
+        worker, scheduler, gateway = (f"127.0.0.1:{port}" for port in free_ports(3))
         worker_model = options.worker_model or options.model
-        self.worker = Role("worker", ["--model", worker_model, *options.worker], worker, folder)
-        self.scheduler = Role(
-            "scheduler", ["--worker", worker, "--redis", self.redis.url, *options.scheduler], scheduler, folder
+        self.worker = RoleProcess("worker", ["worker", "--model", worker_model, *options.worker], worker, folder)
+        self.scheduler = RoleProcess(
+            "scheduler", ["scheduler", "--worker", worker, "--redis", self.redis.url, *options.scheduler], scheduler, folder
         )
-        self.gateway = Role("gateway", ["--scheduler", scheduler, "--model", options.model, *options.gateway], gateway, folder)
+        self.gateway = RoleProcess(
+            "gateway", ["gateway", "--scheduler", scheduler, "--model", options.model, *options.gateway], gateway, folder
+        )
         self.roles = (self.worker, self.scheduler, self.gateway)
 
     @property
@@ -151,21 +88,9 @@ def children_of_this_process() -> list[str]:
 
 def idle_events(stack: Stack) -> list[dict[str, int]]:
     """Everything that the running scheduler said of idle times: its load then."""
-    path = stack.scheduler.folder / f"scheduler.{stack.scheduler.starts}.log"
-    events = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
-    return [event for event in events if event["event"] == "idle"]
+    return [event for event in stack.scheduler.events() if event["event"] == "idle"]
 
 
 def last_idle(stack: Stack) -> dict[str, int]:
     """What the scheduler said when it last had nothing to do; empty before."""
     return (idle_events(stack) or [{}])[-1]
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
