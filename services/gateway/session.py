@@ -1,6 +1,6 @@
 """The gateway's end of the session: one long-lived stream to the scheduler, opened again whenever it breaks.
 
-Order of one round: Hello with every live request, the leader's HelloAck, then Submit for what that Hello did not list or the leader
+Order of one round: the scheduler's Invite, our Hello with every live request, its HelloAck once it leads, then Submit for what that Hello did not list or the leader
 does not know, and again every Abort and StopFound without an answer. So a broken stream loses nothing: what is owed to the scheduler is
 a function of the live requests, and what a scheduler owes is a function of the Hello.
 """
@@ -33,8 +33,10 @@ from tessera.values.session import (
     Heartbeat,
     Hello,
     HelloAck,
+    Invite,
     Rejected,
     SchedulerMessage,
+    Standby,
     TakenOver,
 )
 
@@ -148,10 +150,11 @@ class SchedulerSession:
         self._outbox_changed.set()
 
     async def _session(self, stub: session_pb2_grpc.SchedulerServiceStub) -> str:
-        """One stream from Hello to its end; returns why it ended."""
+        """One stream to its end; returns why it ended."""
         call = stub.Session()
         writer = asyncio.create_task(self._write(call))
         try:
+            await self._read_invite(call)
             hello = self._hello()
             self._queue(hello)
             await self._read_ack(call, hello)
@@ -170,6 +173,14 @@ class SchedulerSession:
     def _hello(self) -> Hello:
         live = tuple(stream.live() for stream in self.live)
         return Hello(self._highest_epoch, self._tokenizer.digest, self._gateway_id, live)
+
+    async def _read_invite(self, call: grpc.aio.StreamStreamCall) -> None:
+        """A scheduler that does not lead keeps the stream open with Standby."""
+        message = await self._read(call)
+        while isinstance(message, Standby):
+            message = await self._read(call)
+        if not isinstance(message, Invite):
+            raise SessionBroken(f"a {type(message).__name__} came before the Invite")
 
     async def _read_ack(self, call: grpc.aio.StreamStreamCall, hello: Hello) -> None:
         """A scheduler that is taking over sends heartbeats until it can answer."""
@@ -229,6 +240,8 @@ class SchedulerSession:
         if response is grpc.aio.EOF:
             raise SessionBroken("the scheduler closed the stream")
         epoch, message = response_from_proto(response)
+        if isinstance(message, Standby):
+            return message
         if not epoch.supersedes(self._highest_epoch):
             raise SessionBroken(f"the scheduler leads epoch {epoch.number}, another leads {self._highest_epoch.number}")
         self._highest_epoch = epoch
@@ -260,8 +273,8 @@ class SchedulerSession:
                 self._close(request_id, subscriber, message)
             case TakenOver(request_id, subscriber):
                 self._close(request_id, subscriber, message)
-            case HelloAck():
-                raise SessionBroken("a second HelloAck")
+            case HelloAck() | Invite() | Standby():
+                raise SessionBroken(f"a {type(message).__name__} came in the middle of a session")
             case Heartbeat():
                 pass
 

@@ -18,10 +18,10 @@ from tessera.scheduler.v1 import session_pb2_grpc
 from tessera.v1 import inference_pb2 as pb
 from tessera.v1 import inference_pb2_grpc
 from tessera.values.finish import Finish, FinishReason
-from tessera.values.identity import Epoch
+from tessera.values.identity import NO_EPOCH, Epoch
 from tessera.values.model import ModelInfo
 from tessera.values.request import RequestOutput, RequestTimings
-from tessera.values.session import Frame, GatewayMessage, Heartbeat, Hello, HelloAck, SchedulerMessage, Submit
+from tessera.values.session import Frame, GatewayMessage, Heartbeat, Hello, HelloAck, Invite, SchedulerMessage, Standby, Submit
 
 MODEL = "SmolLM2-135M-Instruct"
 MAX_MODEL_LEN = 8192
@@ -38,16 +38,25 @@ def epoch(number: int) -> Epoch:
 class SchedulerEnd:
     """One session as the scheduler sees it: what it heard, in order, and what it is to say."""
 
-    def __init__(self, hello: Hello, model: ModelInfo) -> None:
-        self.hello = hello
+    hello: Hello
+
+    def __init__(self, model: ModelInfo) -> None:
         self.epoch = epoch(1)
         self._model = model
         self._heard: asyncio.Queue[GatewayMessage] = asyncio.Queue()
         self._said: asyncio.Queue[Any] = asyncio.Queue()
         self.closed = asyncio.Event()
 
-    def ack(self, *unknown: bytes, number: int = 1, max_request_len: int = MAX_MODEL_LEN) -> None:
+    def standby(self) -> None:
+        self._said.put_nowait(response_to_proto(NO_EPOCH, Standby()))
+
+    async def invite(self, number: int = 1) -> None:
+        """Take an epoch and hear the Hello."""
         self.epoch = epoch(number)
+        self.say(Invite())
+        self.hello = await self.hear(Hello)
+
+    def ack(self, *unknown: bytes, max_request_len: int = MAX_MODEL_LEN) -> None:
         self.say(HelloAck(unknown, self._model, max_request_len))
 
     def say(self, *messages: SchedulerMessage) -> None:
@@ -96,15 +105,19 @@ class ScriptedScheduler(session_pb2_grpc.SchedulerServiceServicer):
         self._server: RpcServer | None = None
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
-        hello = request_from_proto(await context.read())
-        assert isinstance(hello, Hello)
-        end = SchedulerEnd(hello, self.model)
+        end = SchedulerEnd(self.model)
         self._opened.put_nowait(end)
         await end.serve(context)
 
-    async def session(self) -> SchedulerEnd:
-        """The next session that a gateway opens; its Hello is not answered yet."""
+    async def opened(self) -> SchedulerEnd:
+        """The next session that a gateway opens; nothing has been said."""
         return await self._opened.get()
+
+    async def session(self, number: int = 1) -> SchedulerEnd:
+        """The next session that a gateway opens, invited; its Hello is not answered yet."""
+        end = await self.opened()
+        await end.invite(number)
+        return end
 
     async def __aenter__(self) -> "ScriptedScheduler":
         await self.start()
@@ -138,8 +151,8 @@ class House:
 
     async def session(self, *unknown: bytes, number: int = 1) -> SchedulerEnd:
         """The next session, answered, and the gateway has taken the answer."""
-        end = await self.scheduler.session()
-        end.ack(*unknown, number=number)
+        end = await self.scheduler.session(number)
+        end.ack(*unknown)
         await self.gateway.session.connected(30)
         return end
 

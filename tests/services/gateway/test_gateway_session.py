@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from gateway_house import assert_dense, max_tokens, output, read_all, reason_and_fields, refused
+from gateway_house import assert_dense, epoch, max_tokens, output, read_all, reason_and_fields, refused
 
 from services.rpc.errors import TOKENIZER_MISMATCH, FailedPrecondition
 from tessera.v1 import inference_pb2 as pb
 from tessera.values.finish import Finish, FinishReason
-from tessera.values.identity import NO_EPOCH
-from tessera.values.session import Abort, Heartbeat, StopFound, Submit, TakenOver
+from tessera.values.session import Abort, Heartbeat, Invite, StopFound, Submit, TakenOver
 
 ANSWER = "The quick brown fox 😀 jumps over the lazy dog, twice: naïve façade."
 
@@ -21,14 +20,14 @@ def test_a_session_opens_with_a_hello_and_makes_the_gateway_ready(run_async, hou
     async def scenario():
         async with house() as h:
             assert not await h.health()
-            end = await h.scheduler.session()
-            assert (end.hello.highest_epoch, end.hello.tokenizer_digest) == (NO_EPOCH, tokenizer.digest)
+            end = await h.scheduler.session(number=4)
+            assert (end.hello.highest_epoch, end.hello.tokenizer_digest) == (end.epoch, tokenizer.digest)
             assert (len(end.hello.gateway_id), end.hello.live) == (16, ())
-            end.ack(number=4)
+            end.ack()
             await h.wait_health(True)
             end.break_off()
             await h.wait_health(False)
-            again = await h.scheduler.session()
+            again = await h.scheduler.session(number=4)
             assert again.hello.highest_epoch == end.epoch
             assert again.hello.gateway_id == end.hello.gateway_id
 
@@ -73,10 +72,10 @@ def test_a_broken_session_goes_on_where_it_was(run_async, house, tokenizer):
             submit = await first.hear(Submit)
             first.send(output(submit, 0, ids[:5]))
             first.break_off()
-            second = await h.scheduler.session()
+            second = await h.scheduler.session(number=2)
             [live] = second.hello.live
             assert (live.request_id, live.subscriber, live.token_ids) == (submit.submission.request_id, 0, tuple(ids[:5]))
-            second.ack(number=2)
+            second.ack()
             second.send(output(submit, 3, ids[3:7]), output(submit, 3, ids[3:7]), output(submit, 0, ids[:2]))
             second.send(output(submit, 5, ids[5:], max_tokens(len(ids))))
             pieces = await read_all(call)
@@ -154,18 +153,16 @@ def test_an_older_leader_is_refused(run_async, house):
             call = h.stream()
             submit = await first.hear(Submit)
             first.break_off()
-            old = await h.scheduler.session()
-            old.ack(number=4)
+            old = await h.scheduler.opened()
+            old.epoch = epoch(4)
+            old.say(Invite())
             old.send(output(submit, 0, [1, 2, 3], max_tokens(3)))
             await old.closed.wait()
-            same_number = await h.scheduler.session()
-            same_number.ack(number=5)
-            same_number.epoch = replace(same_number.epoch, instance=b"x" * 16)
-            same_number.say(Heartbeat())
+            same_number = await h.scheduler.opened()
+            same_number.epoch = replace(epoch(5), instance=b"x" * 16)
+            same_number.say(Invite())
             await same_number.closed.wait()
-            leader = await h.scheduler.session()
-            assert leader.hello.highest_epoch == first.epoch
-            leader.ack(number=6)
+            leader = await h.session(number=6)
             leader.send(output(submit, 0, [504], max_tokens(1)))
             assert [i for piece in await read_all(call) for i in piece.token_ids] == [504]
 
@@ -175,8 +172,12 @@ def test_an_older_leader_is_refused(run_async, house):
 def test_a_silent_scheduler_is_given_up_and_a_heartbeat_is_enough(run_async, house):
     async def scenario():
         async with house(heartbeat_ms=200) as h:
-            talking = await h.scheduler.session()
-            for _ in range(4):  # longer than the silence allowed, before and after the answer
+            talking = await h.scheduler.opened()
+            for _ in range(4):  # longer than the silence allowed, before the invitation, before and after the answer
+                talking.standby()
+                await talking.hear(Heartbeat)
+            await talking.invite()
+            for _ in range(4):
                 talking.say(Heartbeat())
                 await talking.hear(Heartbeat)
             talking.ack()
@@ -444,9 +445,9 @@ def test_eight_streams_over_sessions_that_keep_breaking(run_async, house, tokeni
                     if not held:
                         break
                     number += rng.randint(0, 1)
-                    end = await h.scheduler.session()
+                    end = await h.scheduler.session(number)
                     held = {live.request_id: len(live.token_ids) for live in end.hello.live}
-                    end.ack(number=number)
+                    end.ack()
             for answer, token_ids, pieces in zip(answers, ids, await asyncio.gather(*calls), strict=True):
                 assert_dense(pieces)
                 assert [i for piece in pieces for i in piece.token_ids] == token_ids
