@@ -41,32 +41,38 @@ async def _run(config: SchedulerConfig) -> None:
 class _Terms:
     """One term after the other, for as long as this process may lead."""
 
-    def __init__(self, config: SchedulerConfig, store: Store, serving: Callable[[bool], None]) -> None:
+    def __init__(
+        self, config: SchedulerConfig, store: Store, sessions: SessionServicer, serving: Callable[[bool], None]
+    ) -> None:
         self.present = Term(config, store)
-        self.running = asyncio.create_task(self._run(config, store, serving))
+        self.running = asyncio.create_task(self._run(config, store, sessions, serving))
 
-    async def _run(self, config: SchedulerConfig, store: Store, serving: Callable[[bool], None]) -> None:
+    async def _run(
+        self, config: SchedulerConfig, store: Store, sessions: SessionServicer, serving: Callable[[bool], None]
+    ) -> None:
         while True:
             try:
-                await self.present.run(serving)
+                await self.present.run(serving, sessions.invite)
             except GatewayAhead as ahead:
                 _log.warning("a new term begins", reason=str(ahead))
                 self.present = Term(config, store, told=ahead.number)
+            finally:
+                sessions.stand_by()
 
 
 @contextlib.asynccontextmanager
 async def _serving(config: SchedulerConfig) -> AsyncIterator[_Terms]:
     store = RedisStore(config.redis_url, config.group)
     server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file))
-    terms = _Terms(config, store, lambda ready: server.health.set_ready(SERVICE_NAME, ready))
+    sessions = SessionServicer()
+    terms = _Terms(config, store, sessions, lambda ready: server.health.set_ready(SERVICE_NAME, ready))
     add: Any = session_pb2_grpc.add_SchedulerServiceServicer_to_server
-    server.add(add, SessionServicer(lambda: terms.present), SERVICE_NAME, ready=False)
+    server.add(add, sessions, SERVICE_NAME, ready=False)
     try:
         await server.start()
         yield terms
     finally:
-        if terms.present.leader is not None:
-            terms.present.leader.close_sessions()
+        sessions.stand_by()
         await server.stop(1.0)
         terms.running.cancel()
         await asyncio.wait((terms.running,))

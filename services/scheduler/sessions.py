@@ -1,30 +1,38 @@
 """The scheduler's end of the gateways' sessions: one bidirectional stream per gateway.
 
+The scheduler speaks first: Standby until it has an epoch, then Invite. The gateway answers that with its Hello, the scheduler, once it
+leads, that with a HelloAck. A session belongs to the term that invited it, and ends with it.
+
 A session holds no frames: what a gateway has been sent is a cursor per request, kept by the desk. The writer asks for the next
 frame when the last one is out, so a slow gateway costs time, not memory.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from collections.abc import AsyncIterator
+from typing import Any, Protocol, TypeAlias
 
 import structlog
 
-from services.rpc.errors import FieldViolation, InvalidArgument, Unavailable
+from services.rpc.errors import FailedPrecondition, FieldViolation, InvalidArgument
 from services.scheduler import convert
 from services.worker.convert import MalformedMessage
 from tessera.scheduler.v1 import session_pb2, session_pb2_grpc
-from tessera.values.identity import Epoch
+from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.protocol import PROTOCOL_VERSION, VERSION_SKEW
 from tessera.values.request import RequestOutput
 from tessera.values.session import (
     Abort,
+    Detach,
     Frame,
     GatewayMessage,
     Heartbeat,
     Hello,
     HelloAck,
+    Invite,
+    KnownAs,
     Rejected,
     SchedulerMessage,
+    Standby,
     StopFound,
     Submit,
     TakenOver,
@@ -37,21 +45,26 @@ HEARTBEAT_S = 0.5
 SILENCE_S = 5.0
 """A gateway that says nothing for this long has lost its session; its requests wait for the grace."""
 
-
 POSTED_MAX = 65_536
 """Answers that a gateway may leave unread; one that asks on and does not read has lost its session."""
 
+Control: TypeAlias = Rejected | TakenOver | KnownAs
+"""What is said of one request beside its frames."""
+
+Said: TypeAlias = Submit | Abort | Detach | StopFound
+"""What a gateway says of one request."""
+
 
 class GatewaySession:
-    """One open stream. `post` queues a control message, `wake` says frames may be due."""
+    """One open stream. `post` queues a control message, `wake` says there may be something to say. Belongs to one event loop."""
 
-    def __init__(self, gateway_id: bytes) -> None:
-        self.gateway_id = gateway_id
+    def __init__(self, gateway_id: bytes = b"") -> None:
+        self.gateway_id = gateway_id  # known from its Hello on
         self.closing = False
-        self._posted: list[Rejected | TakenOver] = []
+        self._posted: list[Control] = []
         self._woken = asyncio.Event()
 
-    def post(self, message: Rejected | TakenOver) -> None:
+    def post(self, message: Control) -> None:
         """Send `message` soon; beyond POSTED_MAX of them the session ends, and the gateway says all again in the next."""
         if len(self._posted) == POSTED_MAX:
             self.close()
@@ -60,11 +73,11 @@ class GatewaySession:
         self._woken.set()
 
     def wake(self) -> None:
-        """Look for frames soon."""
+        """Look soon for something to say."""
         self._woken.set()
 
     def close(self) -> None:
-        """End the stream: the leader's term is over, or it drains."""
+        """End the stream: the term is over, or the gateway is gone."""
         self.closing = True
         self._woken.set()
 
@@ -78,27 +91,28 @@ class GatewaySession:
         self._woken.clear()
         return True
 
-    def take_posted(self) -> list[Rejected | TakenOver]:
+    def take_posted(self) -> list[Control]:
         """Control messages not sent yet; they are the caller's now."""
         posted, self._posted = self._posted, []
         return posted
 
 
 class SessionDesk(Protocol):
-    """Who answers what gateways say."""
+    """One term: who answers what gateways say to its invitation."""
 
     @property
     def epoch(self) -> Epoch:
-        """The leader's term."""
+        """The term's epoch, which has been taken."""
 
-    def admit_session(self) -> None:
-        """Raise Unavailable before there is an epoch to speak under."""
+    @property
+    def may_speak(self) -> bool:
+        """Whether anything but heartbeats may be said now: this process is not just back from a pause in which it may have been replaced."""
 
     async def opened(self, session: GatewaySession, hello: Hello) -> HelloAck:
         """A gateway came. Waits until this scheduler leads; raises a ServiceError where the two do not fit."""
 
-    def heard(self, session: GatewaySession, message: Submit | Abort | StopFound) -> None:
-        """One message, in order."""
+    def heard(self, session: GatewaySession, message: Said) -> None:
+        """One message, in order; only after `opened` has returned."""
 
     def take_frame(self, session: GatewaySession) -> list[RequestOutput]:
         """Everything due to this gateway; its cursors move."""
@@ -108,88 +122,136 @@ class SessionDesk(Protocol):
 
 
 class SessionServicer(session_pb2_grpc.SchedulerServiceServicer):
-    """Serves `tessera.scheduler.v1.SchedulerService`. A session stays with the desk that `present_desk` names as it opens."""
+    """Serves `tessera.scheduler.v1.SchedulerService`: stands by at first, and whenever no term is on."""
 
-    def __init__(self, present_desk: Callable[[], SessionDesk]) -> None:
-        self._present_desk = present_desk
+    def __init__(self) -> None:
+        self._desk: SessionDesk | None = None
+        self._sessions: set[GatewaySession] = set()
+
+    def invite(self, desk: SessionDesk) -> None:
+        """A term begins: invite every gateway that is there or comes."""
+        self._desk = desk
+        for session in self._sessions:
+            session.wake()
+
+    def stand_by(self) -> None:
+        """No term is on any more: end every session. Whoever comes back is told to wait."""
+        self._desk = None
+        for session in self._sessions:
+            session.close()
 
     async def Session(
         self, request_iterator: AsyncIterator[session_pb2.SessionRequest], context: Any
     ) -> AsyncIterator[session_pb2.SessionResponse]:
-        """Hello first, then whatever comes; ends when either side ends."""
-        desk = self._present_desk()
-        desk.admit_session()
-        requests = aiter(request_iterator)
-        hello = await _first(requests)
-        session = GatewaySession(hello.gateway_id)
-        opening = asyncio.create_task(desk.opened(session, hello))
-        reader: asyncio.Task[None] | None = None
+        """Standby, Invite, HelloAck, then whatever is due; ends when either side ends."""
+        session = GatewaySession()
+        conversation = _Conversation(session)
+        self._sessions.add(session)
+        reading = asyncio.create_task(conversation.read(aiter(request_iterator)))
         try:
-            while not (await asyncio.wait([opening], timeout=HEARTBEAT_S))[0]:
-                yield _response(desk, Heartbeat())  # taking over: the gateway is to wait for the answer
-            yield _response(desk, await opening)
-            reader = asyncio.create_task(_read(desk, session, requests))
-            while not session.closing:
-                woken = await session.woken()
-                for message in _due(desk, session, woken):
-                    yield _response(desk, message)
-            if reader.done():
-                await reader
+            while (desk := self._desk) is None and not session.closing:
+                yield convert.response_to_proto(NO_EPOCH, Standby())
+                await session.woken()
+            if desk is not None and not session.closing:
+                opening = conversation.begin(desk)
+                yield convert.response_to_proto(desk.epoch, Invite())
+                while not opening.done() and not session.closing:
+                    if not await session.woken():
+                        yield convert.response_to_proto(desk.epoch, Heartbeat())  # taking over: the gateway is to wait
+                if opening.done():
+                    yield convert.response_to_proto(desk.epoch, opening.result())
+                while not session.closing:
+                    woken = await session.woken()
+                    for message in _due(desk, session, woken):
+                        yield convert.response_to_proto(desk.epoch, message)
+            if reading.done():
+                reading.result()  # raises what the gateway did wrong
         finally:
-            opening.cancel()
-            if reader is not None:
-                reader.cancel()
-            desk.closed(session)
+            reading.cancel()
+            self._sessions.discard(session)
+            conversation.end()
+
+
+class _Conversation:
+    """What a gateway may say when: a Hello once it is invited, and the rest once that is answered."""
+
+    def __init__(self, session: GatewaySession) -> None:
+        self._session = session
+        self._desk: SessionDesk | None = None
+        self._hello: asyncio.Future[Hello] = asyncio.get_running_loop().create_future()
+        self._opening: asyncio.Task[HelloAck] | None = None
+
+    def begin(self, desk: SessionDesk) -> asyncio.Task[HelloAck]:
+        """The gateway is being invited to `desk`; what comes of it. The session is woken when that is known."""
+        self._desk = desk
+        self._opening = asyncio.create_task(self._open(desk))
+        self._opening.add_done_callback(lambda _: self._session.wake())
+        return self._opening
+
+    def end(self) -> None:
+        """The stream is over."""
+        self._hello.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._desk is not None:
+            self._desk.closed(self._session)
+
+    async def read(self, requests: AsyncIterator[session_pb2.SessionRequest]) -> None:
+        """Hear the gateway to its end, and close the session then. Raises a ServiceError for what no gateway of ours says."""
+        try:
+            while True:
+                self._hear(await _next(requests))
+        except StopAsyncIteration:
+            pass
+        except TimeoutError:
+            _log.warning("gateway silent", gateway=self._session.gateway_id.hex())
+        except MalformedMessage as error:
+            raise _malformed(error) from error
+        finally:
+            self._session.close()
+
+    async def _open(self, desk: SessionDesk) -> HelloAck:
+        return await desk.opened(self._session, await self._hello)
+
+    def _hear(self, message: GatewayMessage) -> None:
+        match message:
+            case Hello():
+                _check_protocol(message)
+                if self._desk is None or self._hello.done():
+                    raise MalformedMessage("message: a hello answers an invitation, once")
+                self._session.gateway_id = message.gateway_id
+                self._hello.set_result(message)
+            case Submit() | Abort() | Detach() | StopFound():
+                if self._desk is None or self._opening is None or not self._opening.done():
+                    raise MalformedMessage(f"message: {type(message).__name__} before the hello was answered")
+                self._desk.heard(self._session, message)
+            case Heartbeat():
+                pass
+
+
+def _check_protocol(hello: Hello) -> None:
+    if hello.protocol != PROTOCOL_VERSION:
+        raise FailedPrecondition(
+            f"the gateway speaks version {hello.protocol} of the session protocol, this scheduler {PROTOCOL_VERSION}: "
+            f"run gateways and schedulers of one release",
+            reason=VERSION_SKEW,
+            metadata={"gateway": str(hello.protocol), "scheduler": str(PROTOCOL_VERSION)},
+        )
 
 
 def _due(desk: SessionDesk, session: GatewaySession, woken: bool) -> list[SchedulerMessage]:
-    due: list[SchedulerMessage] = [*session.take_posted()]
-    if outputs := desk.take_frame(session):
-        due.append(Frame(tuple(outputs)))
+    due: list[SchedulerMessage] = []
+    if desk.may_speak:
+        due.extend(session.take_posted())
+        if outputs := desk.take_frame(session):
+            due.append(Frame(tuple(outputs)))
     return due if due or woken else [Heartbeat()]
-
-
-def _response(desk: SessionDesk, message: SchedulerMessage) -> session_pb2.SessionResponse:
-    return convert.response_to_proto(desk.epoch, message)
-
-
-async def _read(desk: SessionDesk, session: GatewaySession, requests: AsyncIterator[session_pb2.SessionRequest]) -> None:
-    try:
-        while True:
-            message = await _next(requests)
-            match message:
-                case Submit() | Abort() | StopFound():
-                    desk.heard(session, message)
-                case Hello():
-                    raise MalformedMessage("message: a session has one hello")
-                case Heartbeat():
-                    pass
-    except StopAsyncIteration:
-        pass
-    except TimeoutError:
-        _log.warning("gateway silent", gateway=session.gateway_id.hex())
-    except MalformedMessage as error:
-        raise _malformed(error) from error
-    finally:
-        session.close()
 
 
 async def _next(requests: AsyncIterator[session_pb2.SessionRequest]) -> GatewayMessage:
     """What the gateway says next. Raises StopAsyncIteration, TimeoutError after SILENCE_S, MalformedMessage."""
     async with asyncio.timeout(SILENCE_S):  # not wait_for: in Python 3.11 that can swallow a cancellation
         return convert.request_from_proto(await anext(requests))
-
-
-async def _first(requests: AsyncIterator[session_pb2.SessionRequest]) -> Hello:
-    try:
-        message = await _next(requests)
-    except (StopAsyncIteration, TimeoutError):
-        raise Unavailable("no hello came", reason="NO_HELLO", retry_after_ms=0) from None
-    except MalformedMessage as error:
-        raise _malformed(error) from error
-    if not isinstance(message, Hello):
-        raise _malformed(MalformedMessage("message: a session begins with a hello"))
-    return message
 
 
 def _malformed(error: MalformedMessage) -> InvalidArgument:

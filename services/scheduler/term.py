@@ -20,7 +20,7 @@ from services.scheduler.core.recovery import GatewayClaim, join
 from services.scheduler.core.stop_rules import StopRules
 from services.scheduler.journal_pump import JournalPump
 from services.scheduler.leader import Leader
-from services.scheduler.sessions import GatewaySession
+from services.scheduler.sessions import GatewaySession, Said
 from services.scheduler.store.port import EpochMoved, Store
 from services.scheduler.worker_link import OlderEpoch as WorkerHasOlderEpoch
 from services.scheduler.worker_link import WorkerLink, accepted_epoch
@@ -30,7 +30,7 @@ from tessera.values.identity import Epoch, new_instance_id
 from tessera.values.model import ModelInfo
 from tessera.values.report import WorkerReport
 from tessera.values.request import RequestOutput, Submission
-from tessera.values.session import Abort, Hello, HelloAck, StopFound, Submit
+from tessera.values.session import Hello, HelloAck
 
 _log = structlog.get_logger()
 
@@ -76,19 +76,18 @@ class Term:
         self._over: asyncio.Future[Deposed | GatewayAhead] = asyncio.get_running_loop().create_future()
         self._pump: JournalPump | None = None
 
-    async def run(self, serving: Callable[[bool], None]) -> None:
-        """Begin the term and lead until somebody else does. `serving` is told when gateways are answered. Raises Deposed or
-        GatewayAhead."""
+    async def run(self, serving: Callable[[bool], None], invite: Callable[["Term"], None]) -> None:
+        """Begin the term and lead until somebody else does. `serving` is told when gateways are answered, `invite` when they may be
+        invited. Raises Deposed or GatewayAhead."""
         held = [await accepted_epoch(address) for address in self._config.workers]
         self._epoch = await self._take_epoch(max(self._told, *(epoch.number for epoch in held)))
+        invite(self)
         try:
             await self._lead(serving)
         except* (Deposed, GatewayAhead) as over:
             raise over.exceptions[0] from None
         finally:
             serving(False)
-            if self._leader is not None:
-                self._leader.close_sessions()
 
     @property
     def leader(self) -> Leader | None:
@@ -241,8 +240,13 @@ class Term:
     @property
     def epoch(self) -> Epoch:
         """See `SessionDesk`."""
-        assert self._epoch is not None, "sessions open after the epoch is taken"
+        assert self._epoch is not None, "gateways are invited after the epoch is taken"
         return self._epoch
+
+    @property
+    def may_speak(self) -> bool:
+        """See `SessionDesk`."""
+        return True
 
     async def opened(self, session: GatewaySession, hello: Hello) -> HelloAck:
         """See `SessionDesk`."""
@@ -265,12 +269,7 @@ class Term:
         assert self._leader is not None
         return self._leader.session_opened(session, hello)
 
-    def admit_session(self) -> None:
-        """Raise Unavailable before there is an epoch to speak under."""
-        if self._epoch is None:
-            raise Unavailable("waiting for worker and redis", reason="NO_EPOCH", retry_after_ms=200)
-
-    def heard(self, session: GatewaySession, message: Submit | Abort | StopFound) -> None:
+    def heard(self, session: GatewaySession, message: Said) -> None:
         """See `SessionDesk`."""
         assert self._leader is not None
         self._leader.heard(session, message)

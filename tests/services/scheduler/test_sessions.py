@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -10,7 +11,7 @@ import pytest
 from core.fake_worker import MODEL
 
 from services.rpc.channel import open_channel
-from services.rpc.errors import FailedPrecondition, Unavailable
+from services.rpc.errors import FailedPrecondition
 from services.rpc.server import RpcServer, ServerConfig
 from services.rpc.status import reason_of
 from services.scheduler import sessions
@@ -18,8 +19,20 @@ from services.scheduler.convert import request_to_proto, response_from_proto
 from services.scheduler.sessions import GatewaySession, SessionServicer
 from tessera.scheduler.v1 import session_pb2, session_pb2_grpc
 from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.protocol import VERSION_SKEW
 from tessera.values.request import RequestOutput
-from tessera.values.session import Abort, Frame, Heartbeat, Hello, HelloAck, SchedulerMessage, TakenOver
+from tessera.values.session import (
+    Abort,
+    Detach,
+    Frame,
+    Heartbeat,
+    Hello,
+    HelloAck,
+    Invite,
+    SchedulerMessage,
+    Standby,
+    TakenOver,
+)
 
 RunAsync = Callable[..., Any]
 
@@ -36,16 +49,12 @@ class Desk:
         self.epoch = EPOCH
         self.leads = asyncio.Event()
         self.leads.set()
-        self.has_epoch = True
+        self.may_speak = True
         self.refuses = False
         self.sessions: list[GatewaySession] = []
         self.heard_messages: asyncio.Queue[Any] = asyncio.Queue()
         self.due: list[RequestOutput] = []
         self.closings: asyncio.Queue[GatewaySession] = asyncio.Queue()
-
-    def admit_session(self) -> None:
-        if not self.has_epoch:
-            raise Unavailable("no epoch", reason="NO_EPOCH", retry_after_ms=200)
 
     async def opened(self, session: GatewaySession, hello: Hello) -> HelloAck:
         await self.leads.wait()
@@ -76,7 +85,7 @@ class GatewayEnd:
 
     async def hear(self) -> SchedulerMessage:
         epoch, message = response_from_proto(await self.call.read())
-        assert epoch == EPOCH
+        assert epoch == (NO_EPOCH if isinstance(message, Standby) else EPOCH)
         return message
 
     async def ending(self) -> grpc.StatusCode:
@@ -91,18 +100,41 @@ class GatewayEnd:
         return caught.value
 
 
+class House:
+    """The servicer, and sessions with it that have said nothing yet."""
+
+    def __init__(self, address: str, servicer: SessionServicer) -> None:
+        self.servicer = servicer
+        self._address = address
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[GatewayEnd]:
+        async with open_channel(self._address) as channel:
+            yield GatewayEnd(session_pb2_grpc.SchedulerServiceStub(channel).Session())
+
+
 @asynccontextmanager
-async def session_with(desk: Desk) -> AsyncIterator[GatewayEnd]:
-    """A session that has said nothing yet."""
+async def house() -> AsyncIterator[House]:
+    """A scheduler that stands by."""
+    servicer = SessionServicer()
     server = RpcServer(ServerConfig("127.0.0.1:0"))
     register = session_pb2_grpc.add_SchedulerServiceServicer_to_server
-    server.add(register, SessionServicer(lambda: desk), "tessera.scheduler.v1.SchedulerService")
+    server.add(register, servicer, "tessera.scheduler.v1.SchedulerService")
     address = await server.start()
     try:
-        async with open_channel(address) as channel:
-            yield GatewayEnd(session_pb2_grpc.SchedulerServiceStub(channel).Session())
+        yield House(address, servicer)
     finally:
+        servicer.stand_by()
         await server.stop(0)
+
+
+@asynccontextmanager
+async def session_with(desk: Desk) -> AsyncIterator[GatewayEnd]:
+    """A session that has been invited, and has said nothing yet."""
+    async with house() as it, it.session() as gateway:
+        it.servicer.invite(desk)
+        assert await gateway.hear() == Invite()
+        yield gateway
 
 
 @asynccontextmanager
@@ -119,6 +151,7 @@ def test_a_gateway_is_told_to_wait_during_a_takeover(run_async: RunAsync) -> Non
         desk = Desk()
         desk.leads.clear()
         async with session_with(desk) as gateway:
+            assert await gateway.hear() == Heartbeat()
             await gateway.say(HELLO)
             assert await gateway.hear() == Heartbeat()
             desk.leads.set()
@@ -127,13 +160,69 @@ def test_a_gateway_is_told_to_wait_during_a_takeover(run_async: RunAsync) -> Non
     run_async(scenario())
 
 
-def test_before_an_epoch_there_is_nothing_to_speak_under(run_async: RunAsync) -> None:
+def test_a_standby_says_so_until_it_has_an_epoch(run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        async with house() as it, it.session() as gateway:
+            for _ in range(3):
+                assert await gateway.hear() == Standby()
+                await gateway.say(Heartbeat())
+            it.servicer.invite(Desk())
+            assert await gateway.hear() == Invite()
+            await gateway.say(HELLO)
+            assert await gateway.hear() == ACK
+
+    run_async(scenario())
+
+
+def test_the_end_of_a_term_ends_its_sessions_and_whoever_comes_back_waits(run_async: RunAsync) -> None:
     async def scenario() -> None:
         desk = Desk()
-        desk.has_epoch = False
-        async with session_with(desk) as gateway:
+        async with house() as it:
+            it.servicer.invite(desk)
+            async with it.session() as invited, it.session() as opened:
+                assert await invited.hear() == Invite()
+                assert await opened.hear() == Invite()
+                await opened.say(HELLO)
+                assert await opened.hear() == ACK
+                it.servicer.stand_by()
+                assert await invited.ending() is await opened.ending() is grpc.StatusCode.OK
+            assert {await desk.closings.get(), await desk.closings.get()} >= set(desk.sessions)
+            async with it.session() as gateway:
+                assert await gateway.hear() == Standby()
+
+    run_async(scenario())
+
+
+@pytest.mark.parametrize("is_invited", [True, False])
+def test_a_gateway_of_another_version_is_told_so(is_invited: bool, run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        async with house() as it, it.session() as gateway:
+            if is_invited:
+                it.servicer.invite(desk)
+            await gateway.hear()
+            await gateway.say(replace(HELLO, protocol=0))
             error = await gateway.refusal()
-            assert (error.code(), reason_of(error)) == (grpc.StatusCode.UNAVAILABLE, "NO_EPOCH")
+            assert (error.code(), reason_of(error)) == (grpc.StatusCode.FAILED_PRECONDITION, VERSION_SKEW)
+            assert "version 0 of the session protocol, this scheduler 1" in (error.details() or "")
+            assert not desk.sessions
+
+    run_async(scenario())
+
+
+def test_nothing_but_heartbeats_is_said_while_it_may_not_speak(run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        async with opened_with(desk) as gateway:
+            (session,) = desk.sessions
+            desk.may_speak = False
+            desk.due = [RequestOutput(REQUEST, 1, 0, (7, 8))]
+            session.post(TakenOver(REQUEST, 0))
+            assert await gateway.hear() == Heartbeat()
+            desk.may_speak = True
+            session.wake()
+            assert await gateway.hear() == TakenOver(REQUEST, 0)
+            assert await gateway.hear() == Frame((RequestOutput(REQUEST, 1, 0, (7, 8)),))
 
     run_async(scenario())
 
@@ -141,7 +230,7 @@ def test_before_an_epoch_there_is_nothing_to_speak_under(run_async: RunAsync) ->
 @pytest.mark.parametrize(
     ("first", "field"),
     [
-        (request_to_proto(Heartbeat()), "message"),
+        (request_to_proto(Abort(REQUEST, 0)), "message"),
         (session_pb2.SessionRequest(), "message"),
         (session_pb2.SessionRequest(hello=session_pb2.Hello(gateway_id=b"short")), "hello.gateway_id"),
     ],
@@ -154,6 +243,16 @@ def test_a_session_begins_with_a_whole_hello(first: session_pb2.SessionRequest, 
             error = await gateway.refusal()
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT and (error.details() or "").startswith(f"{field}: ")
             assert not desk.sessions
+
+    run_async(scenario())
+
+
+def test_a_hello_before_the_invitation_is_malformed(run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        async with house() as it, it.session() as gateway:
+            await gateway.hear()
+            await gateway.say(HELLO)
+            assert (await gateway.refusal()).code() is grpc.StatusCode.INVALID_ARGUMENT
 
     run_async(scenario())
 
@@ -175,8 +274,9 @@ def test_messages_pass_in_both_directions(run_async: RunAsync) -> None:
     async def scenario() -> None:
         desk = Desk()
         async with opened_with(desk) as gateway:
-            await gateway.say(Abort(REQUEST, 0))
-            assert await desk.heard_messages.get() == Abort(REQUEST, 0)
+            for said in (Abort(REQUEST, 0), Detach(REQUEST, 0, 50)):
+                await gateway.say(said)
+                assert await desk.heard_messages.get() == said
             (session,) = desk.sessions
             session.post(TakenOver(REQUEST, 0))
             desk.due = [RequestOutput(REQUEST, 1, 0, (7, 8))]
