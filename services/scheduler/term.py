@@ -21,7 +21,7 @@ from services.scheduler.core.stop_rules import StopRules
 from services.scheduler.journal_pump import JournalPump
 from services.scheduler.leader import Leader
 from services.scheduler.sessions import GatewaySession, Said
-from services.scheduler.store.port import EpochMoved, Store
+from services.scheduler.store.port import EpochMoved, LeaseView, Store, WrongFormat
 from services.scheduler.worker_link import OlderEpoch as WorkerHasOlderEpoch
 from services.scheduler.worker_link import WorkerLink, accepted_epoch
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
@@ -39,6 +39,7 @@ EPOCH_LEAP_MAX = 1_000_000
 
 STORE_RETRY_S = 0.2
 TICK_S = 0.02
+LEASE_MS = 2000
 
 
 class Deposed(Exception):
@@ -98,16 +99,16 @@ class Term:
 
     async def _take_epoch(self, highest: int) -> Epoch:
         while True:
-            stored = await self._store.read_epoch()
-            if isinstance(stored, Failed):
-                _log.warning("waiting for redis", error=stored.why)
+            view = await self._store.look()
+            if not isinstance(view, LeaseView):
+                _log.warning("waiting for redis", error=view.why)
                 await asyncio.sleep(STORE_RETRY_S)
                 continue
-            epoch = Epoch(1 + max(stored.number, highest), new_instance_id())
-            reply = await self._store.take_epoch(stored, epoch)
+            epoch = Epoch(1 + max(view.epoch.number, highest), new_instance_id())
+            reply = await self._store.take_epoch(view.epoch, epoch, LEASE_MS)
             match reply:
-                case Failed(why):
-                    _log.warning("waiting for redis", error=why)
+                case Failed() | WrongFormat():
+                    _log.warning("waiting for redis", error=reply.why)
                     await asyncio.sleep(STORE_RETRY_S)
                 case EpochMoved():
                     continue
@@ -142,8 +143,8 @@ class Term:
             match reply:
                 case OlderEpoch(newer):
                     raise Deposed.by(newer)
-                case Failed(why):
-                    _log.warning("waiting for redis", error=why)
+                case Failed() | WrongFormat():
+                    _log.warning("waiting for redis", error=reply.why)
                     await asyncio.sleep(STORE_RETRY_S)
                 case _:
                     return reply.state

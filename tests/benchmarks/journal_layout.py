@@ -120,7 +120,7 @@ class Folded:
     async def open(self, url: str, first: Changes) -> None:
         self._store = RedisStore(url, "folded")
         self._journal = Journal(Config(), EPOCH.number, 0)
-        await self._store.take_epoch(NO_EPOCH, EPOCH)
+        await self._store.take_epoch(NO_EPOCH, EPOCH, lease_ms=60_000)
         await self.write(first)
 
     async def write(self, changes: Changes) -> None:

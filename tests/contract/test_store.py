@@ -1,13 +1,12 @@
 """What every store must do, run by every adapter."""
 
 import copy
-import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 from journal_story import Story, facts
+from store_rig import StoreRig
 
 from services.scheduler.core.changes import Changes
 from services.scheduler.core.folded_log import FOLD_CYCLE, RUN_LEN_MAX, LogFolder
@@ -25,28 +24,15 @@ from services.scheduler.core.journal_call import (
     RewriteChunk,
 )
 from services.scheduler.core.record import Record, StoredState
-from services.scheduler.store.embedded_redis import EmbeddedRedis
 from services.scheduler.store.memory import MemoryStore
-from services.scheduler.store.port import EpochMoved, EpochTaken, Store, StoredJournal
+from services.scheduler.store.port import EpochTaken, LeaseView, Store, StoredJournal
 from services.scheduler.store.redis_store import RedisStore
 from tessera.values.config import Config
 from tessera.values.identity import NO_EPOCH, Epoch
 
 RunAsync = Callable[..., Any]
 EPOCH = Epoch(3, b"a" * 16)
-_groups = itertools.count()
-
-
-@pytest.fixture(params=["memory", "redis"])
-def store(request: pytest.FixtureRequest, run_async: RunAsync) -> Iterator[Store]:
-    """A store nobody has used."""
-    if request.param == "memory":
-        yield MemoryStore()
-        return
-    server: EmbeddedRedis = request.getfixturevalue("redis_server")
-    redis_store = RedisStore(server.url, f"contract-{next(_groups)}")
-    yield redis_store
-    run_async(redis_store.close())
+LEASE_MS = 60_000
 
 
 def record(number: int, changes: Changes) -> Record:
@@ -65,9 +51,7 @@ class Writer:
 
     async def open(self) -> None:
         """Take the epoch and complete an empty generation."""
-        stored = await self.store.read_epoch()
-        assert isinstance(stored, Epoch)
-        assert await self.store.take_epoch(stored, self.epoch) == EpochTaken()
+        assert await self.store.take_epoch(NO_EPOCH, self.epoch, LEASE_MS) == EpochTaken()
         assert await self.call(BeginRewrite(self.generation)) == Applied(0)
         assert await self.call(EndRewrite(self.generation, 0)) == Applied(0)
 
@@ -100,32 +84,9 @@ async def rewrite(store: Store, epoch: Epoch, generation: Generation, state: Sto
     return replies
 
 
-def test_an_epoch_is_taken_by_compare_and_set(store: Store, run_async: RunAsync) -> None:
-    async def scenario() -> None:
-        assert await store.read_epoch() == NO_EPOCH
-        first, rival = Epoch(1, b"1" * 16), Epoch(1, b"2" * 16)
-        assert await store.take_epoch(NO_EPOCH, first) == EpochTaken()
-        assert await store.take_epoch(NO_EPOCH, rival) == EpochMoved(first)
-        assert await store.take_epoch(rival, Epoch(2, b"2" * 16)) == EpochMoved(first)
-        assert await store.read_epoch() == first
-        assert await store.take_epoch(first, Epoch(2, b"2" * 16)) == EpochTaken()
-        assert await store.take_epoch(first, Epoch(5, b"1" * 16)) == EpochMoved(Epoch(2, b"2" * 16))
-
-    run_async(scenario())
-
-
-def test_ids_are_bytes_of_any_value(store: Store, run_async: RunAsync) -> None:
-    async def scenario() -> None:
-        odd = Epoch(2**53 - 1, bytes(range(0, 256, 16)) or b"")
-        assert await store.take_epoch(NO_EPOCH, odd) == EpochTaken()
-        assert await store.read_epoch() == odd
-
-    run_async(scenario())
-
-
 def test_a_store_without_a_complete_generation_is_empty(store: Store, run_async: RunAsync) -> None:
     async def scenario() -> None:
-        await store.take_epoch(NO_EPOCH, EPOCH)
+        await store.take_epoch(NO_EPOCH, EPOCH, LEASE_MS)
         writer = Writer(store)
         append = writer.next()
         assert await store.call(EPOCH, append) == Gap(0)
@@ -246,7 +207,8 @@ def test_a_leader_above_the_stored_epoch_must_rewrite_and_raises_it(store: Store
         assert await store.call(later, LogFolder(2).append(writer.generation, [Record(3)])) == Gap(2)
         assert isinstance(await store.call(later, RewriteChunk(writer.generation, (), ())), Failed)
         assert await store.call(later, BeginRewrite(Generation(4, 1))) == Applied(2)
-        assert await store.read_epoch() == later
+        view = await store.look()
+        assert isinstance(view, LeaseView) and view.epoch == later
         assert await writer.call(writer.next()) == OlderEpoch(later)
 
     run_async(scenario())
@@ -337,11 +299,48 @@ def test_the_log_stays_short_and_everything_goes_when_all_is_forgotten(store: St
     run_async(scenario())
 
 
+def test_a_full_store_refuses_what_makes_the_journal_longer(rig: StoreRig, run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        writer = Writer(rig.store)
+        await writer.open()
+        earlier = writer.next(30)
+        await writer.call(earlier)
+        expected = facts(await writer.state())
+        await rig.set_full(True)
+        late = writer.next()
+        assert await writer.call(earlier) == Applied(30)
+        refused = await writer.call(late)
+        assert isinstance(refused, Failed) and "OOM" in refused.why
+        new = Generation(3, 2)
+        assert await writer.call(BeginRewrite(new)) == Applied(30)
+        assert isinstance(await writer.call(RewriteChunk(new, earlier.requests, ())), Failed)
+        assert facts(await writer.state()) == expected
+        await rig.set_full(False)
+        assert await writer.call(late) == Applied(31)
+        assert facts(await writer.state()) == facts(writer.folder.state())
+
+    run_async(scenario())
+
+
+def test_a_full_store_finishes_a_rewrite_that_is_written(rig: StoreRig, run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        writer = Writer(rig.store)
+        await writer.open()
+        await writer.call(writer.next(4))
+        new = Generation(3, 2)
+        assert await writer.call(BeginRewrite(new)) == Applied(4)
+        await rig.set_full(True)
+        assert await writer.call(EndRewrite(new, 4)) == Applied(4)
+        assert facts(await writer.state()) == facts(StoredState(4))
+
+    run_async(scenario())
+
+
 async def log_len(store: Store) -> int:
     if isinstance(store, MemoryStore):
         return store.log_len
     assert isinstance(store, RedisStore)
-    return sum([await store._command("LLEN", sides[0]) for sides in store._sides.values()])
+    return sum([await store._journal.command("LLEN", sides[0]) for sides in store._sides.values()])
 
 
 async def assert_bare(store: Store) -> None:
@@ -349,6 +348,7 @@ async def assert_bare(store: Store) -> None:
         assert store.is_bare
         return
     assert isinstance(store, RedisStore)
-    keys = set(await store._command("KEYS", store._meta[: -len(b"meta")] + b"*"))
+    meta, lease = store._lease.keys
+    keys = set(await store._journal.command("KEYS", meta[: -len(b"meta")] + b"*"))
     blocks = {sides[2] for sides in store._sides.values()}
-    assert keys - blocks == {store._meta}
+    assert keys - blocks == {meta, lease}

@@ -1,6 +1,7 @@
 """The store in memory: the same rules as in Redis, for tests. Nothing survives the process."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from kv_manager.published_block import PublishedBlock
@@ -20,8 +21,24 @@ from services.scheduler.core.journal_call import (
     RewriteChunk,
 )
 from services.scheduler.core.record import BlockDelta, DecodeColumns, StoredState
-from services.scheduler.store.port import EpochMoved, EpochTaken, ReadReply, StoredJournal, TakeReply
+from services.scheduler.store.port import (
+    JOURNAL_FORMAT,
+    EpochMoved,
+    EpochTaken,
+    LeaseView,
+    LookReply,
+    ReadReply,
+    Released,
+    ReleaseReply,
+    Renewed,
+    RenewReply,
+    StoredJournal,
+    TakeReply,
+    WrongFormat,
+)
 from tessera.values.identity import NO_EPOCH, Epoch
+
+_FULL = "OOM told to be full"
 
 
 @dataclass(slots=True)
@@ -49,39 +66,66 @@ class _Side:
 class MemoryStore:
     """`Store` in memory. `execute` is the whole of `call` without the waiting, for tests that step by hand.
 
-    `failing` makes every call answer `Failed` without doing anything, as an unreachable server would.
+    `failing` makes every call answer `Failed` without doing anything, as an unreachable server would; `is_full` makes it
+    refuse what a full one does. `format` is that of what is stored. `now_ms` is the clock of leases.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now_ms: Callable[[], float] = lambda: time.monotonic() * 1000) -> None:
         self.epoch = NO_EPOCH
         self.failing = False
+        self.is_full = False
+        self.format = JOURNAL_FORMAT
+        self._now_ms = now_ms
+        self._held_until_ms = 0.0
         self._complete: _Side | None = None
         self._begun: _Side | None = None
 
-    async def read_epoch(self) -> Epoch | Failed:
+    async def look(self) -> LookReply:
         """See `Store`."""
-        return Failed("told to fail") if self.failing else self.epoch
+        return self._refusal() or LeaseView(self.epoch, self._is_held, self._complete is None)
 
-    async def take_epoch(self, expected: Epoch, new: Epoch) -> TakeReply:
+    async def take_epoch(self, expected: Epoch, new: Epoch, lease_ms: int) -> TakeReply:
         """See `Store`."""
-        if self.failing:
-            return Failed("told to fail")
-        if self.epoch != expected:
+        assert new.supersedes(expected), "a taken epoch is above the one before"
+        if refusal := self._refusal():
+            return refusal
+        if self.epoch not in (expected, new):
             return EpochMoved(self.epoch)
         self.epoch = new
+        self._held_until_ms = self._now_ms() + lease_ms
         return EpochTaken()
+
+    async def renew(self, epoch: Epoch, lease_ms: int) -> RenewReply:
+        """See `Store`."""
+        if refusal := self._refusal():
+            return Failed(refusal.why)
+        if not epoch.supersedes(self.epoch):
+            return OlderEpoch(self.epoch)
+        self.epoch = epoch
+        self._held_until_ms = self._now_ms() + lease_ms
+        return Renewed()
+
+    async def release(self, epoch: Epoch) -> ReleaseReply:
+        """See `Store`."""
+        if refusal := self._refusal():
+            return Failed(refusal.why)
+        if not epoch.supersedes(self.epoch):
+            return OlderEpoch(self.epoch)
+        if epoch == self.epoch:
+            self._held_until_ms = 0.0
+        return Released()
 
     async def read(self, epoch: Epoch) -> ReadReply:
         """See `Store`."""
-        if self.failing:
-            return Failed("told to fail")
-        if not epoch.supersedes(self.epoch):
-            return OlderEpoch(self.epoch)
-        return self.stored()
+        if refusal := self._refusal():
+            return refusal
+        return self.stored() if epoch.supersedes(self.epoch) else OlderEpoch(self.epoch)
 
     async def call(self, epoch: Epoch, call: JournalCall) -> JournalReply:
         """See `Store`."""
-        return Failed("told to fail") if self.failing else self.execute(epoch, call)
+        if refusal := self._refusal():
+            return Failed(refusal.why)
+        return self.execute(epoch, call)
 
     async def close(self) -> None:
         """See `Store`."""
@@ -124,11 +168,23 @@ class MemoryStore:
 
     def save(self) -> "MemoryStore":
         """A copy to go back to: a server restarted with an older file."""
-        saved = MemoryStore()
-        saved.epoch = self.epoch
+        saved = MemoryStore(self._now_ms)
+        saved.epoch, saved.format = self.epoch, self.format
         saved._complete = self._complete and self._complete.copy()
         saved._begun = self._begun and self._begun.copy()
         return saved
+
+    @property
+    def _is_held(self) -> bool:
+        return self._now_ms() < self._held_until_ms
+
+    def _refusal(self) -> Failed | WrongFormat | None:
+        """What a call is answered that cannot even be looked at."""
+        if self.failing:
+            return Failed("told to fail")
+        if self.format != JOURNAL_FORMAT:
+            return WrongFormat(self.format, JOURNAL_FORMAT)
+        return None
 
     def _append(self, epoch: Epoch, call: Append) -> JournalReply:
         side = self._complete
@@ -136,6 +192,8 @@ class MemoryStore:
             return Gap(0 if side is None else side.last)
         if call.last <= side.last:
             return Applied(side.last)
+        if self.is_full:
+            return Failed(_FULL)
         side.log.extend(call.log[side.last + 1 - call.first :])
         side.last = call.last
         del side.log[: max(0, call.log_from - (side.last - len(side.log) + 1))]
@@ -156,6 +214,8 @@ class MemoryStore:
         side = self._begun
         if side is None or self.epoch != epoch or side.generation != call.generation:
             return Failed(f"generation {call.generation} is not begun")
+        if self.is_full:
+            return Failed(_FULL)
         side.put(call.requests, call.blocks)
         return Applied(0 if self._complete is None else self._complete.last)
 

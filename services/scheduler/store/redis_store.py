@@ -1,4 +1,4 @@
-"""The store in Redis: one connection, one script call per journal call. The scripts say how the keys are laid out."""
+"""The store in Redis: one script call per call, on one connection for the journal and one for the lease. The scripts say how the keys are laid out."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -37,10 +37,24 @@ from services.scheduler.store.journal_codec import (
     submission_from_bytes,
     submission_to_bytes,
 )
-from services.scheduler.store.port import EpochMoved, EpochTaken, ReadReply, StoredJournal, TakeReply
+from services.scheduler.store.port import (
+    JOURNAL_FORMAT,
+    EpochMoved,
+    EpochTaken,
+    LeaseView,
+    LookReply,
+    ReadReply,
+    Released,
+    ReleaseReply,
+    Renewed,
+    RenewReply,
+    StoredJournal,
+    TakeReply,
+    WrongFormat,
+)
 from services.scheduler.store.resp_connection import ConnectionLost, ErrorReply, RespConnection, read_url
 from services.worker.convert import MalformedMessage
-from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.identity import Epoch
 from tessera.values.request import Submission
 
 CALL_TIMEOUT_S = 1.0
@@ -54,43 +68,97 @@ _World = (ConnectionLost, ErrorReply)
 _KINDS = ("log", "requests", "blocks")
 
 
+class _Line:
+    """Scripts over the same `keys`, on one connection. Connects by itself, at the first command and again after each failure."""
+
+    def __init__(self, options: dict[str, Any], timeout_s: float, keys: list[bytes]) -> None:
+        self._options = options
+        self._timeout_s = timeout_s
+        self.keys = keys
+        self._connection: RespConnection | None = None
+
+    async def command(self, *args: bytes | str | int) -> Any:
+        """The reply to one command. Raises ErrorReply and ConnectionLost."""
+        if self._connection is None or self._connection.is_lost:
+            self._connection = await RespConnection.open(self._options, self._timeout_s)
+        return await self._connection.command(*args)
+
+    async def run(self, script: str, args: Sequence[bytes | int]) -> list[Any]:
+        """Run a script by its digest; send its text where the server does not know it (restarted, failed over)."""
+        reply: list[Any]
+        try:
+            reply = await self.command("EVALSHA", _sha(script), len(self.keys), *self.keys, *args)
+        except ErrorReply as error:
+            if not str(error).startswith("NOSCRIPT"):
+                raise
+            reply = await self.command("EVAL", script, len(self.keys), *self.keys, *args)
+        return reply
+
+    def close(self) -> None:
+        """Give up the connection."""
+        if self._connection is not None:
+            self._connection.close()
+
+
 class RedisStore:
-    """`Store` in Redis or Valkey. Connects by itself, at the first call and again after each failure.
+    """`Store` in Redis or Valkey. Connects by itself, at the first call and again after each failure. An answer takes at most three times
+    `timeout_s`: to connect, to try, and to send a script that the server does not know.
 
     `url` is `redis://`, `rediss://` or `unix://`, as redis-py reads it (a malformed one is a ValueError); `group` names the keys.
     """
 
     def __init__(self, url: str, group: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        self._options = read_url(url)
-        self._timeout_s = timeout_s
-        self._connection: RespConnection | None = None
+        options = read_url(url)
         prefix = f"tessera:{{{group}}}"
-        self._meta = f"{prefix}:meta".encode()
+        meta = f"{prefix}:meta".encode()
         self._sides = {side: [f"{prefix}:{side}:{kind}".encode() for kind in _KINDS] for side in ("a", "b")}
-        self._keys = [self._meta, *self._sides["a"], *self._sides["b"]]
+        self._journal = _Line(options, timeout_s, [meta, *self._sides["a"], *self._sides["b"]])
+        self._lease = _Line(options, timeout_s, [meta, f"{prefix}:lease".encode()])
 
-    async def read_epoch(self) -> Epoch | Failed:
+    async def look(self) -> LookReply:
         """See `Store`."""
         try:
-            number, instance = await self._command("HMGET", self._meta, "epoch", "instance")
+            reply = await self._lease.run(scripts.LOOK, [])
         except _World as error:
             return _failed(error)
-        return NO_EPOCH if number is None else Epoch(int(number), instance)
+        match reply[0]:
+            case b"format":
+                return _wrong_format(reply)
+            case _:
+                return LeaseView(_epoch(reply), is_held=reply[3] == 1, is_empty=reply[4] == 0)
 
-    async def take_epoch(self, expected: Epoch, new: Epoch) -> TakeReply:
+    async def take_epoch(self, expected: Epoch, new: Epoch, lease_ms: int) -> TakeReply:
         """See `Store`."""
+        assert new.supersedes(expected), "a taken epoch is above the one before"
+        args: list[bytes | int] = [expected.number, expected.instance, new.number, new.instance, lease_ms]
         try:
-            reply = await self._run(scripts.TAKE, [expected.number, expected.instance, new.number, new.instance])
+            reply = await self._lease.run(scripts.TAKE, args)
         except _World as error:
             return _failed(error)
-        return EpochTaken() if reply[0] == b"taken" else EpochMoved(Epoch(int(reply[1]), reply[2]))
+        match reply[0]:
+            case b"format":
+                return _wrong_format(reply)
+            case b"moved":
+                return EpochMoved(_epoch(reply))
+            case _:
+                return EpochTaken()
+
+    async def renew(self, epoch: Epoch, lease_ms: int) -> RenewReply:
+        """See `Store`."""
+        reply = await self._run_fenced(scripts.RENEW, [epoch.number, epoch.instance, lease_ms])
+        return Renewed() if isinstance(reply, list) else reply
+
+    async def release(self, epoch: Epoch) -> ReleaseReply:
+        """See `Store`."""
+        reply = await self._run_fenced(scripts.RELEASE, [epoch.number, epoch.instance])
+        return Released() if isinstance(reply, list) else reply
 
     async def call(self, epoch: Epoch, call: JournalCall) -> JournalReply:
         """See `Store`."""
         script, args = _encode(call)
         fence: list[bytes | int] = [epoch.number, epoch.instance, call.generation.epoch_number, call.generation.counter]
         try:
-            reply = await self._run(script, [*fence, *args])
+            reply = await self._journal.run(script, [*fence, *args])
         except _World as error:
             return _failed(error)
         match reply[0]:
@@ -99,17 +167,21 @@ class RedisStore:
             case b"gap":
                 return Gap(int(reply[1]))
             case b"older":
-                return OlderEpoch(Epoch(int(reply[1]), reply[2]))
+                return OlderEpoch(_epoch(reply))
+            case b"format":
+                return Failed(_wrong_format(reply).why)
             case _:
                 return Failed(reply[1].decode())
 
     async def read(self, epoch: Epoch) -> ReadReply:
         """See `Store`."""
         try:
-            reply = await self._run(scripts.READ, [epoch.number, epoch.instance])
+            reply = await self._journal.run(scripts.READ, [epoch.number, epoch.instance])
             match reply[0]:
                 case b"older":
-                    return OlderEpoch(Epoch(int(reply[1]), reply[2]))
+                    return OlderEpoch(_epoch(reply))
+                case b"format":
+                    return _wrong_format(reply)
                 case b"empty":
                     return StoredJournal(None, StoredState())
             _, side, number, counter, last = reply
@@ -120,29 +192,26 @@ class RedisStore:
 
     async def close(self) -> None:
         """See `Store`."""
-        if self._connection is not None:
-            self._connection.close()
+        self._journal.close()
+        self._lease.close()
 
-    async def _command(self, *args: bytes | str | int) -> Any:
-        if self._connection is None or self._connection.is_lost:
-            self._connection = await RespConnection.open(self._options, self._timeout_s)
-        return await self._connection.command(*args)
-
-    async def _run(self, script: str, args: Sequence[bytes | int]) -> list[Any]:
-        """Run a script by its digest; send its text where the server does not know it (restarted, failed over)."""
-        reply: list[Any]
+    async def _run_fenced(self, script: str, args: list[bytes | int]) -> list[Any] | OlderEpoch | Failed:
         try:
-            reply = await self._command("EVALSHA", _sha(script), len(self._keys), *self._keys, *args)
-        except ErrorReply as error:
-            if not str(error).startswith("NOSCRIPT"):
-                raise
-            reply = await self._command("EVAL", script, len(self._keys), *self._keys, *args)
-        return reply
+            reply = await self._lease.run(script, args)
+        except _World as error:
+            return _failed(error)
+        match reply[0]:
+            case b"older":
+                return OlderEpoch(_epoch(reply))
+            case b"format":
+                return Failed(_wrong_format(reply).why)
+            case _:
+                return reply
 
     async def _read_side(self, side: str, last: int) -> StoredState:
         log_key, requests_key, blocks_key = self._sides[side]
         log: list[bytes] = []
-        while entries := await self._command("LRANGE", log_key, len(log), len(log) + LOG_ENTRIES_PER_READ - 1):
+        while entries := await self._journal.command("LRANGE", log_key, len(log), len(log) + LOG_ENTRIES_PER_READ - 1):
             log.extend(entries)
         fields = await self._scan(requests_key)
         submissions = {key[1:]: submission_from_bytes(data) for key, data in fields.items() if key[:1] == SUBMISSION_TAG}
@@ -162,7 +231,7 @@ class RedisStore:
         fields: dict[bytes, bytes] = {}
         cursor = b"0"
         while True:
-            cursor, page = await self._command("HSCAN", key, cursor, "COUNT", SCAN_COUNT)
+            cursor, page = await self._journal.command("HSCAN", key, cursor, "COUNT", SCAN_COUNT)
             fields.update(zip(page[::2], page[1::2], strict=True))
             if cursor == b"0":
                 return fields
@@ -175,6 +244,14 @@ def _sha(script: str) -> str:
     if script not in _SHAS:
         _SHAS[script] = hashlib.sha1(script.encode()).hexdigest()
     return _SHAS[script]
+
+
+def _epoch(reply: list[Any]) -> Epoch:
+    return Epoch(int(reply[1]), reply[2])
+
+
+def _wrong_format(reply: list[Any]) -> WrongFormat:
+    return WrongFormat(reply[1].decode(errors="replace"), JOURNAL_FORMAT)
 
 
 def _failed(error: Exception) -> Failed:

@@ -53,10 +53,10 @@ class RespConnection(asyncio.Protocol):
                 else:
                     host, port = options.get("host", "localhost"), options.get("port", _DEFAULT_PORT)
                     await loop.create_connection(lambda: connection, host, port, ssl=_tls(options))
+                await connection._introduce(options)
         except (OSError, TimeoutError) as error:
+            connection.close()
             raise ConnectionLost(f"cannot connect: {error or 'timed out'}") from error
-        try:
-            await connection._introduce(options)
         except BaseException:
             connection.close()
             raise

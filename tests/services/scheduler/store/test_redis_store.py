@@ -17,7 +17,7 @@ from services.scheduler.core.journal_call import Applied, Failed, Gap, JournalRe
 from services.scheduler.core.record import Arrival, BlockDelta, RequestDelta
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.store.embedded_redis import EmbeddedRedis
-from services.scheduler.store.port import EpochTaken, StoredJournal
+from services.scheduler.store.port import EpochTaken, LeaseView, StoredJournal
 from services.scheduler.store.redis_store import RedisStore
 from tessera.values.config import Config
 from tessera.values.identity import NO_EPOCH, Epoch
@@ -26,6 +26,7 @@ from tessera.values.sampling import SamplingParams
 
 RunAsync = Callable[..., Any]
 EPOCH = Epoch(1, b"\xff\x00" * 8)
+LEASE_MS = 60_000
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ class Leader:
         self.journal = Journal(Config(), 1, 0)
 
     async def begin(self) -> None:
-        assert await self.store.take_epoch(NO_EPOCH, EPOCH) == EpochTaken()
+        assert await self.store.take_epoch(NO_EPOCH, EPOCH, LEASE_MS) == EpochTaken()
         assert await self.write(Changes((request(1),))) == Applied(1)
 
     async def write(self, changes: Changes) -> JournalReply | None:
@@ -76,7 +77,7 @@ def test_all_keys_of_a_group_share_one_hash_tag(server: EmbeddedRedis, run_async
     async def scenario() -> None:
         leader = Leader(server.url)
         await leader.begin()
-        keys = await leader.store._command("KEYS", "*")
+        keys = await leader.store._journal.command("KEYS", "*")
         assert keys and all(key.startswith(b"tessera:{group}:") for key in keys)
         await leader.store.close()
 
@@ -87,16 +88,16 @@ def test_nothing_of_an_old_generation_is_left_behind(server: EmbeddedRedis, run_
     async def scenario() -> None:
         leader = Leader(server.url)
         await leader.begin()
-        first = set(await leader.store._command("KEYS", "*"))
+        first = set(await leader.store._journal.command("KEYS", "*"))
         later = Leader(server.url)
         epoch = Epoch(2, EPOCH.instance)
-        assert await later.store.take_epoch(EPOCH, epoch) == EpochTaken()
+        assert await later.store.take_epoch(EPOCH, epoch, LEASE_MS) == EpochTaken()
         later.journal = Journal(Config(), 2, 1)
         later.journal.add(Changes((request(2),)), 0)
         while (call := later.journal.next_call(0)) is not None:
             later.journal.on_reply(await later.store.call(epoch, call), 0)
-        second = set(await leader.store._command("KEYS", "*"))
-        assert len(first) == len(second) == 2 and len(first & second) == 1, "meta and the requests of one side"
+        second = set(await leader.store._journal.command("KEYS", "*"))
+        assert len(first) == len(second) == 3 and len(first & second) == 2, "meta, lease and the requests of one side"
         await later.store.close()
         await leader.store.close()
 
@@ -106,8 +107,10 @@ def test_nothing_of_an_old_generation_is_left_behind(server: EmbeddedRedis, run_
 def test_a_server_that_is_away_fails_every_call_and_nothing_else(tmp_path: Path, run_async: RunAsync) -> None:
     async def scenario() -> None:
         leader = Leader(f"unix://{tmp_path}/nobody.sock")
-        assert isinstance(await leader.store.read_epoch(), Failed)
-        assert isinstance(await leader.store.take_epoch(NO_EPOCH, EPOCH), Failed)
+        assert isinstance(await leader.store.look(), Failed)
+        assert isinstance(await leader.store.take_epoch(NO_EPOCH, EPOCH, LEASE_MS), Failed)
+        assert isinstance(await leader.store.renew(EPOCH, LEASE_MS), Failed)
+        assert isinstance(await leader.store.release(EPOCH), Failed)
         assert isinstance(await leader.store.read(EPOCH), Failed)
         assert isinstance(await leader.write(Changes((request(1),))), Failed)
         await leader.store.close()
@@ -133,7 +136,7 @@ def test_a_server_that_comes_back_empty_is_written_anew(server: EmbeddedRedis, r
     async def scenario() -> None:
         leader = Leader(server.url)
         await leader.begin()
-        await leader.store._command("FLUSHALL")
+        await leader.store._journal.command("FLUSHALL")
         leader.journal.add(Changes((request(2),)), 0)
         call = leader.journal.next_call(0)
         assert call is not None
@@ -143,7 +146,9 @@ def test_a_server_that_comes_back_empty_is_written_anew(server: EmbeddedRedis, r
         assert not leader.journal.is_durable(0), "what was acknowledged is gone"
         assert await leader.drive() == Applied(2)
         assert leader.journal.is_durable(0)
-        assert await leader.requests() == {1, 2} and await leader.store.read_epoch() == EPOCH
+        assert await leader.requests() == {1, 2} and await leader.store.look() == LeaseView(
+            EPOCH, is_held=False, is_empty=False
+        )
         await leader.store.close()
 
     run_async(scenario())
@@ -153,7 +158,7 @@ def test_a_server_without_our_scripts_is_sent_them(server: EmbeddedRedis, run_as
     async def scenario() -> None:
         leader = Leader(server.url)
         await leader.begin()
-        await leader.store._command("SCRIPT", "FLUSH")
+        await leader.store._journal.command("SCRIPT", "FLUSH")
         assert await leader.write(Changes((request(2),))) == Applied(2)
         await leader.store.close()
 
@@ -164,11 +169,11 @@ def test_a_full_server_does_nothing_and_says_so(server: EmbeddedRedis, run_async
     async def scenario() -> None:
         leader = Leader(server.url)
         await leader.begin()
-        await leader.store._command("CONFIG", "SET", "maxmemory", 1)
+        await leader.store._journal.command("CONFIG", "SET", "maxmemory", 1)
         reply = await leader.write(Changes((request(2),)))
         assert isinstance(reply, Failed) and "OOM" in reply.why
         assert await leader.requests() == {1}
-        await leader.store._command("CONFIG", "SET", "maxmemory", 0)
+        await leader.store._journal.command("CONFIG", "SET", "maxmemory", 0)
         assert await leader.drive() == Applied(2)
         assert await leader.requests() == {1, 2}
         await leader.store.close()
@@ -180,10 +185,10 @@ def test_a_read_only_server_is_not_durable(server: EmbeddedRedis, run_async: Run
     async def scenario() -> None:
         leader = Leader(server.url)
         await leader.begin()
-        await leader.store._command("REPLICAOF", "127.0.0.1", 1)
+        await leader.store._journal.command("REPLICAOF", "127.0.0.1", 1)
         reply = await leader.write(Changes((request(2),)))
         assert isinstance(reply, Failed) and "READONLY" in reply.why
-        await leader.store._command("REPLICAOF", "NO", "ONE")
+        await leader.store._journal.command("REPLICAOF", "NO", "ONE")
         assert await leader.drive() == Applied(2)
         await leader.store.close()
 
@@ -257,9 +262,9 @@ def test_bytes_that_no_scheduler_wrote_fail_the_read(server: EmbeddedRedis, run_
         await leader.begin()
         key = leader.store._sides["a"][1]
         for field, value in ((b"r" + b"x" * 16, b""), (b"r" + (1).to_bytes(16, "big"), b"\xff\xff")):
-            await leader.store._command("HSET", key, field, value)
+            await leader.store._journal.command("HSET", key, field, value)
             assert isinstance(await leader.store.read(EPOCH), Failed)
-            await leader.store._command("HDEL", key, field)
+            await leader.store._journal.command("HDEL", key, field)
         await leader.store.close()
 
     run_async(scenario())
