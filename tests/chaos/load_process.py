@@ -1,0 +1,165 @@
+"""The process behind `Load`: runs client streams on one event loop and some in threads, and notes everything they see."""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tessera.client import AsyncClient, Client, Prompt, TesseraError
+from tests.chaos.asks import Ask
+from tests.chaos.stream_log import StreamLog
+
+SYNC_EVERY = 16
+"""Of so many streams one runs through the blocking client, in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far all streams are."""
+
+    started: int
+    finished: int
+    tokens: int  # received, over all streams
+    slowest: int  # tokens of the running stream that has the fewest
+
+
+def main(pipe: Connection, addresses: tuple[str, ...]) -> None:
+    """Obey commands until the other end of `pipe` closes."""
+    asyncio.run(_serve(pipe, addresses))
+
+
+async def _serve(pipe: Connection, addresses: tuple[str, ...]) -> None:
+    orders = [addresses[index:] + addresses[:index] for index in range(len(addresses))]
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(AsyncClient(*order)) for order in orders]
+        blocking = [stack.enter_context(Client(*order)) for order in orders]
+        streams = Streams(clients, blocking)
+        while True:
+            try:
+                command = await asyncio.to_thread(pipe.recv)
+            except EOFError:
+                return
+            try:
+                answer = await _obey(streams, command)
+            except Exception as error:  # noqa: BLE001 - it is raised at the other end
+                answer = RuntimeError(f"{type(error).__name__}: {error}")
+            pipe.send(answer)
+
+
+async def _obey(streams: "Streams", command: tuple[Any, ...]) -> object:
+    match command:
+        case ("begin", asks, concurrency, repeat):
+            streams.begin(asks, concurrency, repeat)
+            return None
+        case ("progress",):
+            return streams.progress()
+        case ("finish", timeout_s):
+            return await streams.finish(timeout_s)
+        case ("tokenize", prompt):
+            return await streams.tokenize(prompt)
+    raise ValueError(f"unknown command {command[0]}")
+
+
+class Streams:
+    """All streams of one run."""
+
+    def __init__(self, clients: Sequence[AsyncClient], blocking: Sequence[Client]) -> None:
+        self._clients = clients
+        self._blocking = blocking
+        self._logs: list[StreamLog] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_stopping = True
+
+    def begin(self, asks: Sequence[Ask], concurrency: int, repeat: bool) -> None:
+        """Start `concurrency` lanes, each one stream after the other."""
+        assert not self._tasks, "a run is under way"
+        self._logs, self._is_stopping = [], False
+        numbers: Iterator[int] = itertools.count() if repeat else iter(range(len(asks)))
+        self._tasks = [asyncio.create_task(self._lane(lane, asks, numbers)) for lane in range(concurrency)]
+
+    def progress(self) -> Progress:
+        """See `Progress`."""
+        running = [len(log.token_ids) for log in self._logs if not log.is_over]
+        return Progress(
+            started=len(self._logs),
+            finished=sum(log.is_over for log in self._logs),
+            tokens=sum(len(log.token_ids) for log in self._logs),
+            slowest=min(running, default=0),
+        )
+
+    async def finish(self, timeout_s: float) -> list[StreamLog]:
+        """See `Load.finish`."""
+        self._is_stopping = True
+        _, pending = await asyncio.wait(self._tasks, timeout=timeout_s)
+        for log in self._logs:
+            if not log.is_over:
+                log.error = f"no end within {timeout_s:.0f} s"
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending, timeout=5)
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        self._tasks = []
+        return self._logs
+
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; those given as ids are the prompt."""
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
+            return [int(token) for token in prompt]  # type: ignore[arg-type]
+        return list(await self._clients[0].tokenize(prompt))  # type: ignore[arg-type]
+
+    async def _lane(self, lane: int, asks: Sequence[Ask], numbers: Iterator[int]) -> None:
+        while not self._is_stopping:
+            number = next(numbers, None)
+            if number is None:
+                return
+            index = number % len(asks)
+            log = StreamLog(index, time.monotonic())
+            self._logs.append(log)
+            client = number % len(self._clients)
+            if lane % SYNC_EVERY == SYNC_EVERY - 1:
+                await _read_in_thread(self._blocking[client], asks[index], log)
+            else:
+                await _read(self._clients[client], asks[index], log)
+
+
+async def _read(client: AsyncClient, ask: Ask, log: StreamLog) -> None:
+    try:
+        async for piece in client.stream(ask.prompt, **ask.options()):  # type: ignore[arg-type]
+            log.take(piece, time.monotonic())
+    except (TesseraError, ValueError, AssertionError) as error:
+        log.error = _told(error)
+    _close(log)
+
+
+async def _read_in_thread(client: Client, ask: Ask, log: StreamLog) -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        try:
+            for piece in client.stream(ask.prompt, **ask.options()):  # type: ignore[arg-type]
+                log.take(piece, time.monotonic())
+        except (TesseraError, ValueError, AssertionError) as error:
+            log.error = _told(error)
+        _close(log)
+        loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=read, daemon=True).start()
+    await ended.wait()
+
+
+def _close(log: StreamLog) -> None:
+    if not log.is_over:
+        log.error = "it ended without a finish"
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
