@@ -4,7 +4,8 @@ Every event ends with `_settle`: changes become one numbered record, workers get
 durable becomes due to the gateways. Batches leave before records are written: the wait for the store overlaps the forward pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import structlog
@@ -16,7 +17,7 @@ from services.scheduler.core.journal import Journal, WorkerStep
 from services.scheduler.core.journal_call import JournalCall, JournalReply
 from services.scheduler.core.recovered import Recovered
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.core.streams import Claimed, Streams
+from services.scheduler.core.streams import Streams
 from services.scheduler.sessions import GatewaySession
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.config import Config
@@ -24,7 +25,19 @@ from tessera.values.identity import Epoch
 from tessera.values.model import ModelInfo
 from tessera.values.report import WorkerReport
 from tessera.values.request import RequestOutput
-from tessera.values.session import Abort, Hello, HelloAck, Rejected, RejectReason, StopFound, Submit, TakenOver
+from tessera.values.session import (
+    Abort,
+    Detach,
+    Hello,
+    HelloAck,
+    KnownAs,
+    LiveRequest,
+    Rejected,
+    RejectReason,
+    StopFound,
+    Submit,
+    TakenOver,
+)
 
 _log = structlog.get_logger()
 
@@ -59,8 +72,8 @@ class Leader:
         self._streams: Streams[GatewaySession] = Streams(config, self._read_output)
         self._wake_journal = wake_journal
         self._senders: dict[str, Callable[[ScheduledBatch], None]] = {}
-        self._sessions: set[GatewaySession] = set()
         self._orphans_until_us: int | None = None  # while there may be some
+        self._broken: Exception | None = None  # why nothing more may be sent or written
         self._draining = False
         self._idle_since_us: int | None = None
         self._is_checked = False
@@ -107,31 +120,22 @@ class Leader:
                 f"({self._model.tokenizer_digest}): start both with the same --model",
                 reason=TOKENIZER_MISMATCH,
             )
-        self._sessions.add(session)
-        unknown = []
-        for live in hello.live:
-            if self._foreign_id(live.token_ids) is not None:  # the gateway submits it again, and that is answered
-                unknown.append(live.request_id)
-                continue
-            answer = self.scheduler.claim(live.request_id, live.subscriber, live.token_ids, self._clock())
-            if isinstance(answer, Unknown):
-                unknown.append(live.request_id)
-            else:
-                self._claim(session, live.request_id, live.subscriber, len(live.token_ids))
+        with self._whole_or_over():
+            unknown = [live.request_id for live in hello.live if not self._claim_live(session, live)]
         self._settle(None)
         length = self.scheduler.request_len_max
         assert length is not None, "a leader has had a worker"
         return HelloAck(tuple(unknown), self._model, length)
 
-    def heard(self, session: GatewaySession, message: Submit | Abort | StopFound) -> None:
-        """One message of a gateway."""
-        match message:
-            case Submit():
+    def heard(self, session: GatewaySession, message: Submit | Abort | Detach | StopFound) -> None:
+        """One message of a gateway. What it says of a request counts only while the request is its own."""
+        with self._whole_or_over():
+            if isinstance(message, Submit):
                 self._submit(session, message)
-            case Abort(request_id, subscriber) if self._counts(request_id, subscriber):
-                self.scheduler.abort(request_id, self._clock())
-            case StopFound(request_id, subscriber, output_len, stop_string) if self._counts(request_id, subscriber):
-                self.scheduler.stop_found(request_id, output_len, stop_string, self._clock())
+            else:
+                request_id = self._streams.claimed_by(session, message.request_id, message.subscriber)
+                if request_id is not None:
+                    self._heard_of(request_id, message)
         self._settle(None)
 
     def take_frame(self, session: GatewaySession) -> list[RequestOutput]:
@@ -140,23 +144,17 @@ class Leader:
 
     def session_closed(self, session: GatewaySession) -> None:
         """The gateway may come back within `gateway_grace_ms`."""
-        self._sessions.discard(session)
         self._streams.close(session, self._clock())
 
     def drain(self) -> None:
         """Admit nothing new."""
         self._draining = True
 
-    def close_sessions(self) -> None:
-        """End every stream: this term is over."""
-        for session in self._sessions:
-            session.close()
-
     # -- journal
 
     def next_journal_call(self) -> JournalCall | None:
         """See `JournalOwner`."""
-        return self._journal.next_call(self._clock())
+        return None if self._broken is not None else self._journal.next_call(self._clock())
 
     def journal_replied(self, reply: JournalReply) -> None:
         """See `JournalOwner`."""
@@ -213,13 +211,47 @@ class Leader:
         elif not self._is_checked and now - self._idle_since_us >= INTEGRITY_IDLE_US:
             self._is_checked = True
             self.scheduler.check_integrity()
+            _log.debug("integrity checked", **asdict(load))
 
     # -- inside
 
+    @contextmanager
+    def _whole_or_over(self) -> Iterator[None]:
+        """What a gateway says is applied wholly, or this term is over: an error raised by it ends only its session if all parts still
+        tell one story. Else the next `tick` raises it, and until then nothing is decided or written: who leads next starts from
+        what was written before."""
+        try:
+            yield
+        except Exception as error:
+            self._broken = error
+            self.scheduler.check_integrity()
+            self._broken = None
+            raise
+
+    def _claim_live(self, session: GatewaySession, live: LiveRequest) -> bool:
+        """False for a request that the gateway is to submit again."""
+        if self._foreign_id(live.token_ids) is not None:  # submitted again, that is answered
+            return False
+        answer = self.scheduler.claim(live.request_id, live.subscriber, live.token_ids, self._clock())
+        if isinstance(answer, Unknown):
+            return False
+        self._claim(session, live.request_id, live.subscriber, len(live.token_ids))
+        return True
+
+    def _heard_of(self, request_id: bytes, message: Abort | Detach | StopFound) -> None:
+        now = self._clock()
+        match message:
+            case Abort():
+                self.scheduler.abort(request_id, now)
+            case Detach(grace_ms=grace_ms):
+                self._streams.detach(request_id, now, None if grace_ms is None else 1000 * grace_ms)
+            case StopFound(output_len=output_len, stop_string=stop_string):
+                self.scheduler.stop_found(request_id, output_len, stop_string, now)
+
     def _submit(self, session: GatewaySession, submit: Submit) -> None:
         request_id = submit.submission.request_id
-        is_new = not submit.received_token_ids and self.scheduler.request(request_id) is None
-        if self._draining and is_new:  # one that had begun is taken: the next scheduler goes on with it
+        has_begun = submit.received_token_ids or submit.subscriber or self.scheduler.find(submit.submission, 0) is not None
+        if self._draining and not has_begun:  # one that had begun is taken: the next scheduler goes on with it
             rejected = Rejected(request_id, submit.subscriber, RejectReason.DRAINING, "the scheduler is shutting down", 1000)
             session.post(rejected)
             return
@@ -230,14 +262,8 @@ class Leader:
             return
         answer = self.scheduler.submit(submit.submission, submit.subscriber, submit.received_token_ids, self._clock())
         match answer:
-            case Admitted():
-                self._claim(session, request_id, submit.subscriber, len(submit.received_token_ids))
-            case Known() if answer.request_id != request_id:
-                name = submit.submission.client_request_id
-                message = f"a request with the id {name!r} is running"
-                session.post(Rejected(request_id, submit.subscriber, RejectReason.ALREADY_EXISTS, message))
-            case Known():
-                self._claim(session, request_id, submit.subscriber, len(submit.received_token_ids))
+            case Admitted() | Known():
+                self._claim(session, answer.request_id, submit.subscriber, len(submit.received_token_ids), request_id)
             case Refused():
                 rejected = Rejected(
                     request_id, submit.subscriber, _REJECT[answer.reason], answer.message, answer.retry_after_ms
@@ -249,18 +275,20 @@ class Leader:
         highest = max(token_ids, default=0)
         return highest if highest >= self._model.vocab_size else None
 
-    def _counts(self, request_id: bytes, subscriber: int) -> bool:
-        """Whether what a subscriber says still counts: nobody with a higher number has come."""
-        sequence = self.scheduler.request(request_id)
-        return sequence is not None and subscriber >= sequence.subscriber
-
-    def _claim(self, session: GatewaySession, request_id: bytes, subscriber: int, received_len: int) -> None:
-        """The highest subscriber number wins; whoever loses is told."""
-        match self._streams.claim(session, request_id, subscriber, received_len):
-            case TakenOver() as lost:
-                session.post(lost)
-            case Claimed(replaced) if replaced is not None:
-                replaced.session.post(TakenOver(request_id, replaced.subscriber))
+    def _claim(
+        self, session: GatewaySession, request_id: bytes, subscriber: int, received_len: int, submitted_id: bytes | None = None
+    ) -> None:
+        """The highest subscriber number wins; whoever loses is told. A gateway that submitted the request under another id goes on
+        under the one it is known as, and ends its own earlier stream of it, if it has one."""
+        alias = None if submitted_id == request_id else submitted_id
+        answer = self._streams.claim(session, request_id, subscriber, received_len, alias)
+        if isinstance(answer, TakenOver):
+            session.post(answer)
+            return
+        if alias is not None:
+            session.post(KnownAs(alias, subscriber, request_id))
+        if answer.replaced is not None:
+            answer.replaced.session.post(TakenOver(request_id, answer.replaced.subscriber))
 
     def _read_output(self, request_id: bytes, offset: int) -> tuple[int, ...]:
         sequence = self.scheduler.request(request_id)
@@ -268,6 +296,16 @@ class Leader:
         return sequence.output_token_ids(offset)
 
     def _settle(self, step: WorkerStep | None) -> None:
+        """Every event ends here. What fails in between leaves half a turn behind: nothing goes on from that."""
+        if self._broken is not None:
+            raise self._broken
+        try:
+            self._turn(step)
+        except Exception as error:
+            self._broken = error
+            raise
+
+    def _turn(self, step: WorkerStep | None) -> None:
         for address, send in self._senders.items():
             while (batch := self.scheduler.schedule(address, self._clock())) is not None:
                 send(batch)

@@ -8,6 +8,10 @@ from tessera.values.model import KVGeometry, ModelInfo
 RETRY_AFTER_MS = 1000
 """When a refused client should try again: about the length of a short answer, so that the queue has moved."""
 
+RESUMES_QUEUED_FACTOR = 4
+"""A request that had begun, and that everybody but its client has lost, is taken in beyond the queue's limits, but not beyond so many times
+them: what ran and waited before is then taken back, and a client that resumes what never was cannot fill the memory."""
+
 
 class RefusalReason(Enum):
     """Why a submission was not admitted."""
@@ -27,8 +31,8 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The request lives, or has ended not long ago. `request_id` differs from the one submitted where the client sent the
-    same `client_request_id` again; `subscriber` is the highest seen, another may own the request now."""
+    """The request lives, or has ended not long ago. `request_id` differs from the one submitted where the client's own id
+    named it; `subscriber` is the highest seen, another may own the request now."""
 
     request_id: bytes
     subscriber: int

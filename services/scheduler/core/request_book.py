@@ -9,14 +9,23 @@ from services.scheduler.core.sequence_status import SequenceStatus
 
 
 class RequestBook:
-    """Requests by internal id; live ones also by (principal, client's own id)."""
+    """Requests by internal id, and by (principal, client's own id): the live one so named, and the one that ended last."""
 
-    __slots__ = ("_by_client_id", "_decoded", "_finished", "_forgotten", "_sequences", "_touched")
+    __slots__ = (
+        "_by_client_id",
+        "_decoded",
+        "_finished",
+        "_finished_by_client_id",
+        "_forgotten",
+        "_sequences",
+        "_touched",
+    )
 
     def __init__(self) -> None:
         self._sequences: dict[bytes, Sequence] = {}
         self._by_client_id: dict[tuple[str, str], Sequence] = {}
         self._finished: dict[bytes, Sequence] = {}  # in the order in which they ended
+        self._finished_by_client_id: dict[tuple[str, str], Sequence] = {}
         self._touched: dict[bytes, Sequence] = {}
         self._decoded: dict[bytes, Sequence] = {}
         self._forgotten: list[bytes] = []
@@ -40,15 +49,18 @@ class RequestBook:
         """The live request that a principal named so; an empty name names none."""
         return self._by_client_id.get((principal, client_request_id))
 
+    def finished_with_client_id(self, principal: str, client_request_id: str) -> Sequence | None:
+        """Of the requests that a principal named so and that can still be read, the one that ended last."""
+        return self._finished_by_client_id.get((principal, client_request_id))
+
     def add(self, sequence: Sequence) -> None:
         """Take in a new or recovered request."""
         assert sequence.request_id not in self._sequences
         self._sequences[sequence.request_id] = sequence
         self.touch(sequence)
-        if sequence.status is SequenceStatus.FINISHED:
-            self._finished[sequence.request_id] = sequence
-        elif sequence.submission.client_request_id:
-            self._by_client_id[sequence.submission.principal, sequence.submission.client_request_id] = sequence
+        assert sequence.status is not SequenceStatus.FINISHED, "a recovered end is added live, and then ends"
+        if sequence.submission.client_request_id:
+            self._by_client_id[_name(sequence)] = sequence
 
     def touch(self, sequence: Sequence) -> None:
         """The journal has to hear about this request."""
@@ -59,10 +71,13 @@ class RequestBook:
         self._decoded[sequence.request_id] = sequence
 
     def ended(self, sequence: Sequence) -> None:
-        """A request has its terminal mark: its client id may be used again."""
+        """A request has its terminal mark: its client id may be used again, and until then names what can still be read."""
         self.touch(sequence)
         self._finished[sequence.request_id] = sequence
-        self._by_client_id.pop((sequence.submission.principal, sequence.submission.client_request_id), None)
+        if sequence.submission.client_request_id:
+            if self._by_client_id.get(_name(sequence)) is sequence:
+                del self._by_client_id[_name(sequence)]
+            self._finished_by_client_id[_name(sequence)] = sequence
 
     def forget_finished(self, ended_before_us: int) -> None:
         """Drop requests that ended before this time or at it."""
@@ -71,6 +86,8 @@ class RequestBook:
             if sequence.finished_us > ended_before_us:
                 return
             del self._finished[sequence.request_id], self._sequences[sequence.request_id]
+            if self._finished_by_client_id.get(_name(sequence)) is sequence:
+                del self._finished_by_client_id[_name(sequence)]
             self._touched.pop(sequence.request_id, None)
             self._decoded.pop(sequence.request_id, None)
             self._forgotten.append(sequence.request_id)
@@ -98,10 +115,16 @@ class RequestBook:
             is_finished = sequence.status is SequenceStatus.FINISHED
             assert request_id == sequence.request_id
             assert is_finished == (sequence.finish is not None) == (request_id in self._finished)
-            name = sequence.submission.client_request_id
-            held = self._by_client_id.get((sequence.submission.principal, name))
-            assert not name or is_finished == (held is not sequence), (
+            held = self._by_client_id.get(_name(sequence))
+            assert not sequence.submission.client_request_id or is_finished == (held is not sequence), (
                 "the client id of a live request is free, or of a finished one held"
             )
         assert self._finished.keys() | self._touched.keys() | self._decoded.keys() <= self._sequences.keys()
-        assert all(self._sequences[sequence.request_id] is sequence for sequence in self._by_client_id.values())
+        for index, is_finished in ((self._by_client_id, False), (self._finished_by_client_id, True)):
+            for name, sequence in index.items():
+                assert self._sequences[sequence.request_id] is sequence and name == _name(sequence)
+                assert is_finished == (sequence.finish is not None)
+
+
+def _name(sequence: Sequence) -> tuple[str, str]:
+    return sequence.submission.principal, sequence.submission.client_request_id

@@ -6,7 +6,10 @@ Synchronous, without clock or I/O: the shell calls it from one event loop and pa
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from services.scheduler.core.admission import (
+    RESUMES_QUEUED_FACTOR,
     RETRY_AFTER_MS,
     Admitted,
     Known,
@@ -43,6 +46,7 @@ class Load:
     num_blocks: int
     num_preemptions: int  # since the start
     recomputed_positions: int  # since the start; a takeover lost their KV though a reachable worker held it
+    num_contradictions: int  # since the start; outputs told by a worker, gateway or the store that others contradict
 
 
 class Scheduler:
@@ -56,33 +60,25 @@ class Scheduler:
         self._fleet = self._lifecycle.fleet
         self._batcher = Batcher(config, self._lifecycle)
         self._num_arrivals = 0
+        self._num_contradictions = 0
 
     # -- requests
 
     def submit(
         self, submission: Submission, subscriber: int, received: tuple[int, ...], now_us: int
     ) -> Admitted | Known | Refused:
-        """Take in a request, or go on with one that is known; idempotent on its id.
+        """Take in a request, or go on with the one that it is of (`find`), whose `claim` it then is; idempotent on its id.
 
         `received` are output tokens that its client or gateway holds already: a request unknown here goes on behind them, in the
         slot of an orphan of this id where the ids agree over what that has computed.
         """
         request_id = submission.request_id
-        known = self._book.get(request_id)
+        known = self.find(submission, subscriber)
         if known is not None:
-            if known.submission.principal != submission.principal:
-                return Refused(RefusalReason.ALREADY_EXISTS, "the request id is taken")
-            self.claim(request_id, subscriber, received, now_us)
-            return Known(request_id, known.subscriber)
-        named = self._book.live_with_client_id(submission.principal, submission.client_request_id)
-        if named is not None:
-            if _same_body(named.submission, submission):
-                return Known(named.request_id, named.subscriber)
-            grace_ms = self._config.gateway_grace_ms
-            message = f"{submission.client_request_id!r} lives with another body; if its gateway is gone, it ends within {grace_ms} ms"
-            return Refused(RefusalReason.ALREADY_EXISTS, message, grace_ms)
-        is_resume = bool(received) or any(request_id in replica.orphans for replica in self._fleet)
-        refused = self._refusal(submission, is_resume)
+            refused = self._contradicted(known, submission)
+            return refused if refused is not None else self._claim(known, subscriber, received, now_us)
+        has_begun = bool(received) or subscriber > 0 or any(request_id in replica.orphans for replica in self._fleet)
+        refused = self._refusal(submission, has_begun)
         if refused is not None:
             return refused
         self._num_arrivals += 1
@@ -101,17 +97,17 @@ class Scheduler:
         request starts again behind them.
         """
         sequence = self._book.get(request_id)
-        if sequence is None:
-            return Unknown(request_id)
-        if subscriber < sequence.subscriber:
-            return Known(request_id, sequence.subscriber)
-        if subscriber > sequence.subscriber:
-            sequence.subscriber = subscriber
-            self._book.touch(sequence)
-        if sequence.finish is None and sequence.output_token_ids()[: len(received)] != received:
-            self._lifecycle.restart_from(sequence, received)
-            self._lifecycle.end_if_stopped(sequence, 0, now_us)
-        return Known(request_id, subscriber)
+        return Unknown(request_id) if sequence is None else self._claim(sequence, subscriber, received, now_us)
+
+    def find(self, submission: Submission, subscriber: int) -> Sequence | None:
+        """The request that a Submit is of: by its internal id, else by the client's own, which names a live request; and, where
+        `subscriber` says that it is a resume, one that has ended and can still be read."""
+        known = self._book.get(submission.request_id)
+        if known is None:
+            known = self._book.live_with_client_id(submission.principal, submission.client_request_id)
+        if known is None and subscriber > 0:
+            known = self._book.finished_with_client_id(submission.principal, submission.client_request_id)
+        return known
 
     def abort(self, request_id: bytes, now_us: int) -> None:
         """End a request wherever it is, with its tokens so far. Finished and unknown ones stay as they are."""
@@ -204,6 +200,7 @@ class Scheduler:
         """Start from a join; only for a scheduler that has seen nothing yet. The first changes taken tell everything anew."""
         assert not len(self._book) and not list(self._fleet), "only a new scheduler restores"
         restore(self._lifecycle, self._config, recovered, reports, now_us)
+        self._num_contradictions += recovered.num_contradictions
         self._lifecycle.apply_rules(now_us)
 
     def expire_orphans(self) -> None:
@@ -241,6 +238,7 @@ class Scheduler:
             num_blocks=sum(replica.manager.num_blocks for replica in self._fleet),
             num_preemptions=self._batcher.num_preemptions,
             recomputed_positions=self._batcher.recomputed_positions,
+            num_contradictions=self._num_contradictions,
         )
 
     def take_changes(self) -> Changes | None:
@@ -257,19 +255,48 @@ class Scheduler:
 
     # -- inside
 
-    def _refusal(self, submission: Submission, is_resume: bool) -> Refused | None:
-        """Why a new request cannot come in. The queue's limits do not hold for one that had begun: nothing in flight is lost."""
+    def _claim(self, sequence: Sequence, subscriber: int, received: tuple[int, ...], now_us: int) -> Known:
+        """See `claim`."""
+        if subscriber < sequence.subscriber:
+            return Known(sequence.request_id, sequence.subscriber)
+        if subscriber > sequence.subscriber:
+            sequence.subscriber = subscriber
+            self._book.touch(sequence)
+        output = sequence.output_token_ids()
+        if output[: len(received)] != received:
+            self._num_contradictions += received[: len(output)] != output
+            if sequence.finish is None:
+                self._lifecycle.restart_from(sequence, received)
+                self._lifecycle.end_if_stopped(sequence, 0, now_us)
+        return Known(sequence.request_id, subscriber)
+
+    def _contradicted(self, known: Sequence, submission: Submission) -> Refused | None:
+        """Why a Submit is not of the request that its ids name."""
+        if known.submission.principal != submission.principal:
+            return Refused(RefusalReason.ALREADY_EXISTS, "the request id is taken")
+        if known.request_id == submission.request_id or _same_body(known.submission, submission):
+            return None
+        name = submission.client_request_id
+        if known.finish is not None:
+            return Refused(RefusalReason.ALREADY_EXISTS, f"the request {name!r} has ended, and had another body")
+        grace_ms = self._config.gateway_grace_ms
+        message = f"{name!r} lives with another body; if its gateway is gone, it ends within {grace_ms} ms"
+        return Refused(RefusalReason.ALREADY_EXISTS, message, grace_ms)
+
+    def _refusal(self, submission: Submission, has_begun: bool) -> Refused | None:
+        """Why a new request cannot come in. For one that had begun the queue's limits are wider: nothing in flight is lost."""
         len_max, step_tokens_max = self._fleet.request_len_max, self._fleet.step_tokens_max
         if len_max is None or step_tokens_max is None:
             return Refused(RefusalReason.NO_WORKER, "no model worker has been attached yet", RETRY_AFTER_MS)
         prompt_len = len(submission.prompt_token_ids)
         refused = too_long(prompt_len, len_max, None if self._config.enable_chunked_prefill else step_tokens_max)
-        if refused is not None or is_resume:
+        if refused is not None:
             return refused
-        count, count_max = len(self._waiting), self._config.max_queued_requests
+        factor = RESUMES_QUEUED_FACTOR if has_begun else 1
+        count, count_max = len(self._waiting), factor * self._config.max_queued_requests
         if count >= count_max:
             return Refused(RefusalReason.OVERLOADED, f"{count} requests are queued, at most {count_max} may be", RETRY_AFTER_MS)
-        tokens, tokens_max = self._waiting.num_tokens, self._config.max_queued_tokens
+        tokens, tokens_max = self._waiting.num_tokens, factor * self._config.max_queued_tokens
         if count and tokens + prompt_len > tokens_max:
             message = f"{tokens} tokens are queued, with these {prompt_len} they would be more than {tokens_max}"
             return Refused(RefusalReason.OVERLOADED, message, RETRY_AFTER_MS)
@@ -292,9 +319,10 @@ class Scheduler:
 
 
 def _same_body(one: Submission, other: Submission) -> bool:
-    """Whether a client asked for the same again. Seeds may differ: a gateway draws one for every try of a client that gives none."""
+    """Whether a client asked for the same again, stop strings and text options included. Seeds may differ: a gateway draws one for every
+    try of a client that gives none, and nobody can tell a drawn one here. The seed of the request that is known counts."""
     return (
-        one.prompt_token_ids.tolist() == other.prompt_token_ids.tolist()
+        np.array_equal(one.prompt_token_ids, other.prompt_token_ids)
         and replace(one.sampling, seed=0) == replace(other.sampling, seed=0)
         and one.detokenize == other.detokenize
     )

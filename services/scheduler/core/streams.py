@@ -7,6 +7,7 @@ gateway costs no memory. Tokens become visible when their record is acknowledged
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Generic, TypeAlias, TypeVar
 
 from services.scheduler.core.record import Record, RequestDelta
@@ -37,15 +38,22 @@ class Claimed(Generic[S]):
     replaced: Subscription[S] | None
 
 
+DEADLINES_SLACK = 64
+"""So many deadlines are kept, beyond two a request, before those that hold no longer are swept out."""
+
+
 @dataclass(slots=True)
 class _Stream(Generic[S]):
     """One request. `told_len` and `told_finish` are as of the last record, acknowledged or not; `visible_len` and `finish` may be seen.
 
-    Records up to `void_until` speak of an output that has been replaced since.
+    Records up to `void_until` speak of an output that has been replaced since. `alias` is the id under which the present subscriber
+    submitted it, where that is another one. `expires_us` is set while nobody has claimed it and it lives.
     """
 
     subscriber: int = 0
     session: S | None = None
+    alias: bytes | None = None
+    expires_us: int | None = None
     cursor: int = 0
     visible_len: int = 0
     told_len: int = 0
@@ -67,45 +75,72 @@ class Streams(Generic[S]):
         self._grace_us = config.gateway_grace_ms * 1000
         self._read_output = read_output
         self._streams: dict[bytes, _Stream[S]] = {}
+        self._aliases: dict[bytes, bytes] = {}
         self._due: dict[S, dict[bytes, None]] = {}
-        self._detached: dict[bytes, int] = {}  # live requests without a session -> since when; oldest first
+        self._deadlines: list[tuple[int, bytes]] = []  # a heap; one that is not its stream's `expires_us` holds no longer
         self._hidden: deque[Record] = deque()
 
-    def claim(self, session: S, request_id: bytes, subscriber: int, received_len: int) -> Claimed[S] | TakenOver:
+    def claim(
+        self, session: S, request_id: bytes, subscriber: int, received_len: int, alias: bytes | None = None
+    ) -> Claimed[S] | TakenOver:
         """`session` wants the output of a request, of which it holds `received_len` tokens. The highest number wins, an
         equal one the later claim; a claim that loses is answered what its gateway is to be told. A request may be claimed
-        before its first record."""
+        before its first record. `alias` is the id under which it was submitted now: what is said of that is said of the request."""
         stream = self._streams.setdefault(request_id, _Stream())
         if subscriber < stream.subscriber:
-            return TakenOver(request_id, subscriber)
+            return TakenOver(alias or request_id, subscriber)
         replaced = None
         if stream.session is not None and stream.session != session:
             replaced = Subscription(stream.session, stream.subscriber)
-            self._due[stream.session].pop(request_id, None)
-        stream.session, stream.subscriber = session, subscriber
-        stream.cursor, stream.is_end_sent = received_len, False
-        self._detached.pop(request_id, None)
-        self._due.setdefault(session, {}).pop(request_id, None)
+        self._leave(request_id, stream)
+        stream.session, stream.subscriber, stream.alias = session, subscriber, alias
+        stream.cursor, stream.is_end_sent, stream.expires_us = received_len, False, None
+        if alias is not None:
+            self._aliases[alias] = request_id
+        self._due.setdefault(session, {})
         self._note_due(request_id, stream)
         return Claimed(replaced)
 
+    def claimed_by(self, session: S, request_id: bytes, subscriber: int) -> bytes | None:
+        """The request of which `session` says something as this subscriber, by its id or alias; None where that does not count: nobody
+        knows the request, a higher number has come, or the same number in another session."""
+        if request_id not in self._streams:
+            request_id = self._aliases.get(request_id, request_id)
+        stream = self._streams.get(request_id)
+        if stream is None or subscriber < stream.subscriber:
+            return None
+        if subscriber == stream.subscriber and stream.session is not None and stream.session != session:
+            return None
+        return request_id
+
     def close(self, session: S, now_us: int) -> None:
         """A session is gone: its requests are detached, and expire after the grace unless someone claims them."""
-        self._due.pop(session, None)
         for request_id, stream in self._streams.items():
             if stream.session == session:
-                stream.session = None
-                self._detach(request_id, stream, now_us)
+                self.detach(request_id, now_us)
+        self._due.pop(session, None)
+
+    def detach(self, request_id: bytes, now_us: int, grace_us: int | None = None) -> None:
+        """Nobody reads a request any more; if it lives it expires after `grace_us`, None: the grace of a lost session."""
+        stream = self._streams[request_id]
+        self._leave(request_id, stream)
+        if stream.told_finish is not None:
+            return
+        stream.expires_us = now_us + (self._grace_us if grace_us is None else grace_us)
+        heappush(self._deadlines, (stream.expires_us, request_id))
+        if len(self._deadlines) > 2 * len(self._streams) + DEADLINES_SLACK:
+            self._deadlines = [(live.expires_us, key) for key, live in self._streams.items() if live.expires_us is not None]
+            heapify(self._deadlines)
 
     def expired(self, now_us: int) -> list[bytes]:
-        """Live requests that nobody has claimed for the grace: the caller aborts them. Each is named once."""
+        """Live requests that nobody has claimed in time: the caller aborts them. Each is named once."""
         expired = []
-        for request_id, since_us in self._detached.items():
-            if now_us - since_us < self._grace_us:
-                break
-            expired.append(request_id)
-        for request_id in expired:
-            del self._detached[request_id]
+        while self._deadlines and self._deadlines[0][0] <= now_us:
+            expires_us, request_id = heappop(self._deadlines)
+            stream = self._streams.get(request_id)
+            if stream is not None and stream.expires_us == expires_us:
+                stream.expires_us = None
+                expired.append(request_id)
         return expired
 
     def add(self, record: Record, now_us: int) -> None:
@@ -114,10 +149,10 @@ class Streams(Generic[S]):
             stream = self._streams.get(delta.request_id)
             if stream is None:
                 stream = self._streams[delta.request_id] = _Stream()
-                self._detach(delta.request_id, stream, now_us)
+                self.detach(delta.request_id, now_us)
             self._tell(stream, delta, record.number)
             if delta.finish is not None:
-                self._detached.pop(delta.request_id, None)
+                stream.expires_us = None
         if record.decoded is not None:
             for request_id, offset in zip(record.decoded.request_ids, record.decoded.token_offsets.tolist(), strict=True):
                 self._streams[request_id].told_len = offset + 1
@@ -191,12 +226,16 @@ class Streams(Generic[S]):
         if stream.session is not None and stream.is_due():
             self._due[stream.session][request_id] = None
 
-    def _detach(self, request_id: bytes, stream: _Stream[S], now_us: int) -> None:
-        if stream.told_finish is None:
-            self._detached[request_id] = now_us
+    def _leave(self, request_id: bytes, stream: _Stream[S]) -> None:
+        """Take the request from whoever has it."""
+        if stream.session is not None:
+            self._due[stream.session].pop(request_id, None)
+        if stream.alias is not None:
+            self._aliases.pop(stream.alias, None)
+        stream.session = stream.alias = None
 
     def _forget(self, request_id: bytes) -> None:
-        stream = self._streams.pop(request_id, None)
-        self._detached.pop(request_id, None)
-        if stream is not None and stream.session is not None:
-            self._due[stream.session].pop(request_id, None)
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self._leave(request_id, stream)
+            del self._streams[request_id]

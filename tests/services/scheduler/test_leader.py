@@ -1,114 +1,19 @@
 """One leader's term on a table: a checking worker, a store that can fail, gateways that come and go."""
 
-import asyncio
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from core.fake_worker import MODEL, FakeWorker, reference_output
+from core.fake_worker import MODEL, FakeWorker
+from leader_table import CONFIG, WORKER, Table, expected, submission
 
 from services.rpc.errors import FailedPrecondition
 from services.scheduler.core.errors import ModelMismatch
-from services.scheduler.core.journal_call import Failed
-from services.scheduler.core.recovery import join
-from services.scheduler.leader import Leader
 from services.scheduler.sessions import GatewaySession
-from services.scheduler.store.memory import MemoryStore
-from tessera.values.batch import ScheduledBatch
-from tessera.values.config import Config
 from tessera.values.finish import FinishReason
-from tessera.values.identity import NO_EPOCH, Epoch
-from tessera.values.request import DetokenizeOptions, Submission
-from tessera.values.sampling import SamplingParams
-from tessera.values.session import Abort, Hello, HelloAck, LiveRequest, Rejected, RejectReason, StopFound, Submit, TakenOver
-
-WORKER = "worker:1"
-CONFIG = Config(max_num_seqs=8, max_num_batched_tokens=64, gateway_grace_ms=1000, result_retention_ms=500)
-
-
-class Table:
-    """A leader with everything around it; `run` lets worker and store answer until nothing is left to do."""
-
-    def __init__(self, worker: FakeWorker | None = None, store: MemoryStore | None = None, term: int = 1) -> None:
-        self.now_us = 1_000_000 * term
-        self.worker = worker or FakeWorker()
-        self.store = store or MemoryStore()
-        self.store_answers = True
-        self.outbox: deque[ScheduledBatch] = deque()
-        epoch = Epoch(term, bytes([term]) * 16)
-        _take(self.store, epoch)
-        report = self.worker.attach(epoch, 1)
-        self.leader = Leader(CONFIG, epoch, MODEL, lambda: None, lambda: self.now_us)
-        recovered = join(self.store.stored().state, {WORKER: report}, [], lambda *_: None)
-        self.leader.lead(recovered, {WORKER: report}, {WORKER: self.outbox.append})
-        self.run()
-
-    def run(self, steps: int = 1000) -> None:
-        """Execute at most `steps` batches, and answer every journal call."""
-        self.write()
-        while self.outbox and steps:
-            steps -= 1
-            self.worker.enqueue(self.outbox.popleft())
-            self.leader.worker_output(WORKER, self.worker.step())
-            self.write()
-
-    def write(self) -> None:
-        while (call := self.leader.next_journal_call()) is not None:
-            if not self.store_answers:
-                self.leader.journal_replied(Failed("away"))
-                return
-            self.leader.journal_replied(self.store.execute(self.leader.epoch, call))
-
-    def gateway(self, live: tuple[LiveRequest, ...] = ()) -> "Gateway":
-        return Gateway(self, live)
-
-    def later(self, ms: int) -> None:
-        self.now_us += 1000 * ms
-        self.leader.tick()
-        self.run()
-
-
-def _take(store: MemoryStore, epoch: Epoch) -> None:
-    asyncio.run(store.take_epoch(asyncio.run(store.read_epoch()), epoch))
-
-
-class Gateway:
-    """What one gateway sees; `tokens` per request, checked for gaps and repeats."""
-
-    def __init__(self, table: Table, live: tuple[LiveRequest, ...]) -> None:
-        self.table = table
-        self.session = GatewaySession(b"g" * 16)
-        self.tokens = {entry.request_id: list(entry.token_ids) for entry in live}
-        self.finishes: dict[bytes, FinishReason] = {}
-        hello = Hello(NO_EPOCH, MODEL.tokenizer_digest, b"g" * 16, live)
-        self.ack: HelloAck = table.leader.session_opened(self.session, hello)
-
-    def submit(self, submission: Submission, subscriber: int = 0) -> bytes:
-        received = tuple(self.tokens.setdefault(submission.request_id, []))
-        self.table.leader.heard(self.session, Submit(submission, subscriber, received))
-        return submission.request_id
-
-    def read(self) -> list[Rejected | TakenOver]:
-        """Take everything due; returns the control messages."""
-        for output in self.table.leader.take_frame(self.session):
-            tokens = self.tokens[output.request_id]
-            assert output.token_offset == len(tokens), "a gap, or tokens sent twice"
-            assert output.request_id not in self.finishes, "something came after the end"
-            tokens.extend(output.token_ids)
-            if output.finish is not None:
-                self.finishes[output.request_id] = output.finish.reason
-        return self.session.take_posted()
-
-
-def submission(number: int, prompt: list[int], max_tokens: int = 8, name: str = "") -> Submission:
-    sampling = SamplingParams(seed=number, max_tokens=max_tokens, ignore_eos=True)
-    return Submission(bytes([number]) * 16, np.array(prompt, np.int32), sampling, DetokenizeOptions(), name)
-
-
-def expected(request: Submission) -> list[int]:
-    return reference_output(request, 1000)[0]
+from tessera.values.identity import NO_EPOCH
+from tessera.values.request import Submission
+from tessera.values.session import Abort, Hello, LiveRequest, Rejected, RejectReason, StopFound, TakenOver
 
 
 @pytest.fixture
@@ -264,7 +169,7 @@ def test_a_draining_leader_finishes_and_admits_nothing(table: Table) -> None:
         (submission(2, [3] * 64), RejectReason.TOO_LONG),
         (submission(2, [3, MODEL.vocab_size]), RejectReason.INVALID),
         (submission(2, [9, 9], name="taken"), RejectReason.ALREADY_EXISTS),
-        (submission(2, [5, 6, 7], max_tokens=40, name="taken"), RejectReason.ALREADY_EXISTS),
+        (submission(2, [5, 6, 7], max_tokens=39, name="taken"), RejectReason.ALREADY_EXISTS),
     ],
 )
 def test_a_refused_submit_is_answered_and_harms_nobody(table: Table, request_: Submission, reason: RejectReason) -> None:

@@ -6,6 +6,7 @@ from fake_worker import MODEL, FakeWorker
 from scheduler_rig import CONFIG, Rig, submission
 
 from services.scheduler.core.admission import (
+    RESUMES_QUEUED_FACTOR,
     Admitted,
     Known,
     RefusalReason,
@@ -145,6 +146,15 @@ def test_a_resume_is_taken_in_though_the_queue_is_full() -> None:
     assert isinstance(result, Admitted)
     rig.finish_all()
     assert rig.sequence(3).output_token_ids() == output
+
+
+def test_resumes_of_what_nobody_knows_are_bounded_too() -> None:
+    """A client can say that it had begun whatever it likes."""
+    rig = small_pool(max_queued_requests=1)
+    for number in range(1, 1 + RESUMES_QUEUED_FACTOR):
+        assert rig.scheduler.submit(submission(number, [10]), 1, (), rig.now_us) == Admitted(number.to_bytes(16, "big"))
+    refused = rig.scheduler.submit(submission(9, [10]), 1, (), rig.now_us)
+    assert isinstance(refused, Refused) and refused.reason is RefusalReason.OVERLOADED and refused.retry_after_ms > 0
 
 
 def test_a_submit_is_idempotent_on_its_id() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from services.scheduler.core.record import Arrival, DecodeColumns, Record, RequestDelta
 from services.scheduler.core.sequence_status import SequenceStatus
-from services.scheduler.core.streams import Claimed, Streams, Subscription
+from services.scheduler.core.streams import DEADLINES_SLACK, Claimed, Streams, Subscription
 from tessera.values.config import Config
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.request import RequestOutput, RequestTimings, Submission
@@ -180,6 +180,55 @@ def test_requests_of_a_lost_session_expire_after_the_grace(desk: Desk) -> None:
     assert desk.streams.expired(4 + GRACE_US) == []
     assert desk.streams.expired(5 + GRACE_US) == [A]
     assert desk.streams.expired(6 + GRACE_US) == [], "named twice"
+
+
+def test_a_detached_request_expires_after_its_own_grace(desk: Desk) -> None:
+    """Whoever left first, and whatever became of the session."""
+    for request_id in (A, B):
+        desk.streams.claim("g1", request_id, 0, 0)
+        desk.delta(request_id)
+    desk.streams.detach(A, 0, GRACE_US + 9)
+    desk.streams.detach(B, 5, 7)
+    desk.streams.close("g1", 6)
+    assert desk.streams.expired(11) == []
+    assert desk.streams.expired(12) == [B]
+    assert desk.streams.expired(GRACE_US + 8) == []
+    assert desk.streams.expired(GRACE_US + 9) == [A]
+
+
+def test_a_claim_ends_the_wait(desk: Desk) -> None:
+    desk.streams.claim("g1", A, 0, 0)
+    desk.delta(A)
+    desk.streams.detach(A, 0, 5)
+    desk.streams.claim("g2", A, 1, 0)
+    assert desk.streams.expired(100) == []
+    desk.streams.detach(A, 100, 5)
+    assert desk.streams.expired(104) == [] and desk.streams.expired(105) == [A]
+
+
+def test_a_client_that_comes_and_goes_costs_no_memory(desk: Desk) -> None:
+    """Deadlines that hold no longer are swept out, and the one that holds stays."""
+    desk.delta(A)
+    for turn in range(10_000):
+        desk.streams.claim("g1", A, turn, 0, alias=bytes([turn % 256]) * 16)
+        desk.streams.detach(A, turn, GRACE_US)
+    assert len(desk.streams._deadlines) <= 2 + DEADLINES_SLACK and not desk.streams._aliases
+    assert desk.streams.expired(9_998 + GRACE_US) == []
+    assert desk.streams.expired(9_999 + GRACE_US) == [A]
+
+
+def test_what_is_said_counts_only_from_who_has_the_request(desk: Desk) -> None:
+    desk.delta(A)
+    assert desk.streams.claimed_by("g1", A, 0) == A, "nobody has it: whoever had it before a takeover"
+    desk.streams.claim("g1", A, 0, 0)
+    assert desk.streams.claimed_by("g1", A, 0) == A
+    desk.streams.claim("g2", A, 0, 0, alias=B)
+    assert desk.streams.claimed_by("g1", A, 0) is None
+    assert desk.streams.claimed_by("g2", B, 0) == desk.streams.claimed_by("g2", A, 0) == A
+    desk.streams.claim("g2", A, 1, 0)
+    assert desk.streams.claimed_by("g2", A, 0) is None and desk.streams.claimed_by("g2", B, 1) is None
+    desk.streams.detach(A, 0)
+    assert desk.streams.claimed_by("g2", A, 1) == A and desk.streams.claimed_by("g2", A, 0) is None
 
 
 def test_a_recovered_request_that_nobody_claims_expires(desk: Desk) -> None:
