@@ -10,7 +10,10 @@ from services.scheduler.config import SchedulerConfig
 _TEXTS = {
     "workers": Text("Address of the model worker to drive.", "HOST:PORT", name="--worker"),
     "redis_url": Text(
-        "The Redis that keeps every request's state: redis://HOST:PORT/DB or unix:///PATH.", "URL", name="--redis"
+        "The Redis that keeps every request's state: redis://HOST:PORT/DB, unix:///PATH, or "
+        "sentinel://HOST:PORT,HOST:PORT/SERVICE/DB.",
+        "URL",
+        name="--redis",
     ),
     "listen": Text("Where gateways connect. Port 0 takes a free one.", "HOST:PORT"),
     "group": Text("Names this scheduler's keys in Redis: one model and one pool of workers.", "NAME"),

@@ -14,7 +14,7 @@ class SchedulerConfig:
     """
 
     workers: tuple[str, ...]  # host:port of each model worker
-    redis_url: str  # redis://host:port/db or unix:///path/to/socket
+    redis_url: str  # redis://host:port/db, unix:///path/to/socket or sentinel://host:port,host:port/service/db
     listen: str = "127.0.0.1:50052"
     group: str = "default"  # names this scheduler's keys in Redis; one model, one pool of workers
     scheduling: Config = field(default_factory=Config)
@@ -29,6 +29,6 @@ class SchedulerConfig:
             raise ConfigError(f"workers must name exactly one model worker (host:port), got {len(self.workers)}")
         if not self.group or any(c in "{}: " for c in self.group):
             raise ConfigError(f"group must be a name without braces, colons or spaces, got {self.group!r}")
-        if not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
-            raise ConfigError(f"redis_url must begin with redis://, rediss:// or unix://, got {self.redis_url!r}")
+        if not self.redis_url.startswith(("redis://", "rediss://", "unix://", "sentinel://")):
+            raise ConfigError(f"redis_url must begin with redis://, rediss://, unix:// or sentinel://, got {self.redis_url!r}")
         check_minimums(self, {"hello_wait_ms": 0, "worker_silence_ms": 1, "drain_grace_s": 0})

@@ -52,7 +52,8 @@ from services.scheduler.store.port import (
     TakeReply,
     WrongFormat,
 )
-from services.scheduler.store.resp_connection import ConnectionLost, ErrorReply, RespConnection, read_url
+from services.scheduler.store.redis_address import RedisAddress, read_address
+from services.scheduler.store.resp_connection import ConnectionLost, ErrorReply, RespConnection
 from services.worker.convert import MalformedMessage
 from tessera.values.identity import Epoch
 from tessera.values.request import Submission
@@ -71,8 +72,8 @@ _KINDS = ("log", "requests", "blocks")
 class _Line:
     """Scripts over the same `keys`, on one connection. Connects by itself, at the first command and again after each failure."""
 
-    def __init__(self, options: dict[str, Any], timeout_s: float, keys: list[bytes]) -> None:
-        self._options = options
+    def __init__(self, address: RedisAddress, timeout_s: float, keys: list[bytes]) -> None:
+        self._address = address
         self._timeout_s = timeout_s
         self.keys = keys
         self._connection: RespConnection | None = None
@@ -80,8 +81,13 @@ class _Line:
     async def command(self, *args: bytes | str | int) -> Any:
         """The reply to one command. Raises ErrorReply and ConnectionLost."""
         if self._connection is None or self._connection.is_lost:
-            self._connection = await RespConnection.open(self._options, self._timeout_s)
-        return await self._connection.command(*args)
+            self._connection = await self._address.connect(self._timeout_s)
+        try:
+            return await self._connection.command(*args)
+        except ErrorReply as error:
+            if "READONLY" in str(error):  # a master no more: ask again where it is
+                self.close()
+            raise
 
     async def run(self, script: str, args: Sequence[bytes | int]) -> list[Any]:
         """Run a script by its digest; send its text where the server does not know it (restarted, failed over)."""
@@ -101,19 +107,19 @@ class _Line:
 
 
 class RedisStore:
-    """`Store` in Redis or Valkey. Connects by itself, at the first call and again after each failure. An answer takes at most three times
-    `timeout_s`: to connect, to try, and to send a script that the server does not know.
+    """`Store` in Redis or Valkey. Connects by itself, at the first call and again after each failure. An answer takes at most five times
+    `timeout_s`: to find the server, connect, see its role, try, and send a script that the server does not know. `read` sends many commands.
 
-    `url` is `redis://`, `rediss://` or `unix://`, as redis-py reads it (a malformed one is a ValueError); `group` names the keys.
+    `url` is what `read_address` reads (a malformed one is a ValueError); `group` names the keys.
     """
 
     def __init__(self, url: str, group: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        options = read_url(url)
+        address = read_address(url)
         prefix = f"tessera:{{{group}}}"
         meta = f"{prefix}:meta".encode()
         self._sides = {side: [f"{prefix}:{side}:{kind}".encode() for kind in _KINDS] for side in ("a", "b")}
-        self._journal = _Line(options, timeout_s, [meta, *self._sides["a"], *self._sides["b"]])
-        self._lease = _Line(options, timeout_s, [meta, f"{prefix}:lease".encode()])
+        self._journal = _Line(address, timeout_s, [meta, *self._sides["a"], *self._sides["b"]])
+        self._lease = _Line(address, timeout_s, [meta, f"{prefix}:lease".encode()])
 
     async def look(self) -> LookReply:
         """See `Store`."""
