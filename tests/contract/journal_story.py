@@ -72,7 +72,7 @@ class _Live:
 
 
 class Story:
-    """Draws one `Changes` after the other from `rng`. `retiring` lets workers come back under a new boot."""
+    """Draws one `Changes` after the other from `rng`. `retiring` lets workers come back under a new boot, and go for good."""
 
     def __init__(self, rng: random.Random, retiring: bool = True) -> None:
         self.rng = rng
@@ -103,7 +103,10 @@ class Story:
         for request_id in forgotten:
             del self.requests[request_id]
         self._forgotten += forgotten
-        return Changes(deltas, self._blocks(), tuple(forgotten), columns)
+        removed = tuple(worker for worker in WORKERS if self._retiring and rng.random() < 0.01)
+        for worker in removed:
+            self._boots[worker], self._published[worker] = rng.randbytes(16), {}
+        return Changes(deltas, self._blocks(), tuple(forgotten), columns, removed)
 
     def end(self) -> list[Changes]:
         """Everything live ends, and is forgotten."""

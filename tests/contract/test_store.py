@@ -36,7 +36,7 @@ LEASE_MS = 60_000
 
 
 def record(number: int, changes: Changes) -> Record:
-    return Record(number, changes.requests, changes.blocks, changes.forgotten, changes.decoded)
+    return Record(number, changes.requests, changes.blocks, changes.forgotten, changes.decoded, changes.removed_workers)
 
 
 class Writer:

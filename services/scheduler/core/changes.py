@@ -20,6 +20,7 @@ class Changes:
     blocks: tuple[BlockDelta, ...] = ()
     forgotten: tuple[bytes, ...] = ()
     decoded: DecodeColumns | None = None
+    removed_workers: tuple[str, ...] = ()  # gone for good, not only away
 
 
 def is_steady(sequence: Sequence) -> bool:

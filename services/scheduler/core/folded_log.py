@@ -78,7 +78,7 @@ class LogFolder:
         ends_run = record.requests or record.forgotten or len(self._run) == RUN_LEN_MAX
         if ends_run or (self._run and columns is not None and columns.request_ids != self._run[0].request_ids):
             self.state()
-        self._state.apply(Record(record.number, record.requests, record.blocks, record.forgotten))
+        self._state.apply(Record(record.number, record.requests, record.blocks, record.forgotten, None, record.removed_workers))
         if columns is not None:
             self._run.append(columns)
 

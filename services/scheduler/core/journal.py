@@ -51,11 +51,11 @@ class WorkerStep:
 
 @dataclass(slots=True)
 class _Unacknowledged:
-    """Records up to `number`, the oldest of them made at `since_us`, and the steps whose effects they hold."""
+    """Records up to `number`, the oldest of them made at `since_us`, and per worker the last step whose effects they hold."""
 
     number: int
     since_us: int
-    steps: dict[tuple[str, bytes], int] = field(default_factory=dict)
+    steps: dict[str, WorkerStep] = field(default_factory=dict)
 
     def merge(self, later: "_Unacknowledged") -> None:
         self.number = later.number
@@ -66,7 +66,7 @@ class Journal:
     """One leader's journal, from its first record, which holds everything it recovered, to the end of its term.
 
     It begins with a rewrite, and owes another one when the store's state is not continued by the records (`Gap`), when more
-    than `journal_backlog_max` records wait, or when a worker comes back under a new boot (dropping the old boot's
+    than `journal_backlog_max` records wait, or when a worker comes back under a new boot or is removed (dropping its
     entries one by one would be unbounded). While a rewrite is owed, records go into the state that it will write;
     while it runs, they wait, so that it writes the state as of one record.
     """
@@ -85,7 +85,7 @@ class Journal:
         self._retry_us = RETRY_US_MIN
         self._unacknowledged: deque[_Unacknowledged] = deque()
         self._boots: dict[str, bytes] = {}
-        self._durable_steps: dict[tuple[str, bytes], int] = {}
+        self._durable_steps: dict[str, WorkerStep] = {}  # by worker, of its present boot
         self._lost = False
         self.last_record = last_record
         self.acked = last_record
@@ -99,11 +99,13 @@ class Journal:
     def add(self, changes: Changes, now_us: int, step: WorkerStep | None = None) -> Record:
         """Number the next changes; `step` names the worker output whose effects they hold, if they hold one's."""
         self.last_record += 1
-        record = Record(self.last_record, changes.requests, changes.blocks, changes.forgotten, changes.decoded)
+        record = Record(
+            self.last_record, changes.requests, changes.blocks, changes.forgotten, changes.decoded, changes.removed_workers
+        )
+        retires_boot = self._retires_boot(record)
         pending = _Unacknowledged(record.number, now_us)
         if step is not None:
-            pending.steps[step.worker, step.boot_id] = step.step_id
-        retires_boot = self._retires_boot(record)
+            pending.steps[step.worker] = step
         if self._rewrite_owed:
             self._folder.absorb(record)
             if self._unacknowledged:
@@ -152,7 +154,8 @@ class Journal:
 
     def durable_step(self, worker: str, boot_id: bytes) -> int:
         """The highest step of this boot whose output's record is acknowledged; 0 before any."""
-        return self._durable_steps.get((worker, boot_id), 0)
+        step = self._durable_steps.get(worker)
+        return step.step_id if step is not None and step.boot_id == boot_id else 0
 
     def wake_us(self, now_us: int) -> int | None:
         """The next time at which, without any event, `next_call` or `is_durable` may answer differently; None for never."""
@@ -203,8 +206,7 @@ class Journal:
     def _acknowledge(self, number: int) -> None:
         self.acked = max(self.acked, number)
         while self._unacknowledged and self._unacknowledged[0].number <= number:
-            for boot, step_id in self._unacknowledged.popleft().steps.items():
-                self._durable_steps[boot] = max(step_id, self._durable_steps.get(boot, 0))
+            self._durable_steps.update(self._unacknowledged.popleft().steps)
 
     def _owe_rewrite(self) -> None:
         """Give up what is queued or half done; one rewrite brings the store up to date."""
@@ -218,8 +220,13 @@ class Journal:
             self._unacknowledged[-1].merge(later)
 
     def _retires_boot(self, record: Record) -> bool:
-        """Whether a worker came back under a new boot."""
+        """Whether a worker came back under a new boot or is gone. Of one that is gone nothing is kept."""
         retires = False
+        for worker in record.removed_workers:
+            retires |= self._boots.pop(worker, None) is not None
+            self._durable_steps.pop(worker, None)
+            for item in self._unacknowledged:
+                item.steps.pop(worker, None)
         for delta in record.blocks:
             retires |= self._boots.setdefault(delta.worker, delta.boot_id) != delta.boot_id
             self._boots[delta.worker] = delta.boot_id

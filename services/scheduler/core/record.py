@@ -76,13 +76,17 @@ class BlockDelta:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One numbered step of the journal. Numbers are dense. A request is in one of `requests` and `decoded`, not in both."""
+    """One numbered step of the journal. Numbers are dense. A request is in one of `requests` and `decoded`, not in both.
+
+    Of `removed_workers` all blocks go, before `blocks` come.
+    """
 
     number: int
     requests: tuple[RequestDelta, ...] = ()
     blocks: tuple[BlockDelta, ...] = ()
     forgotten: tuple[bytes, ...] = ()
     decoded: DecodeColumns | None = None
+    removed_workers: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -176,6 +180,8 @@ class StoredState:
             self._apply_request(delta)
         if record.decoded is not None:
             self.apply_columns((record.decoded,))
+        for worker in record.removed_workers:
+            self._void_boots(worker)
         for blocks in record.blocks:
             self._apply_blocks(blocks)
         for request_id in record.forgotten:
@@ -203,10 +209,13 @@ class StoredState:
     def _apply_blocks(self, delta: BlockDelta) -> None:
         boot = (delta.worker, delta.boot_id)
         if boot not in self.blocks:  # a worker has one boot at a time: entries of the one before are void
-            for other in [key for key in self.blocks if key[0] == delta.worker]:
-                del self.blocks[other]
+            self._void_boots(delta.worker)
         held = self.blocks.setdefault(boot, {})
         for block_id in delta.unpublished:
             held.pop(block_id, None)
         for block in delta.published:
             held[block.block_id] = block
+
+    def _void_boots(self, worker: str) -> None:
+        for boot in [key for key in self.blocks if key[0] == worker]:
+            del self.blocks[boot]

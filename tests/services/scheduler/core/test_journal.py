@@ -303,6 +303,51 @@ def test_steps_are_durable_after_a_rewrite_that_took_their_records_in() -> None:
     assert call is None and journal.durable_step("w", b"1" * 16) == 5
 
 
+def test_of_each_worker_only_the_last_boot_is_remembered() -> None:
+    journal = opened(begin(A))
+    for number in range(1000):
+        boot = number.to_bytes(16, "big")
+        journal.add(decode(number, A), 0, WorkerStep("w", boot, 5))
+        journal.on_reply(Applied(take_append(journal).last), 0)
+        assert journal.durable_step("w", boot) == 5
+    assert journal.durable_step("w", (998).to_bytes(16, "big")) == 0
+    assert len(journal._durable_steps) == 1, "memory grows with every restart of a worker"
+
+
+def test_of_a_removed_worker_nothing_is_remembered() -> None:
+    journal = opened(begin(A))
+    for number in range(1000):
+        worker, boot = f"w{number}", number.to_bytes(16, "big")
+        block = PublishedBlock(1, number, None, (1, 2), 3)
+        journal.add(Changes(blocks=(BlockDelta(worker, boot, (block,), ()),)), 0, WorkerStep(worker, boot, 5))
+        journal.add(decode(2 * number, A), 0, WorkerStep(worker, boot, 6))
+        journal.on_reply(Applied(take_append(journal).last), 0)
+        journal.add(decode(2 * number + 1, A), 0, WorkerStep(worker, boot, 7))
+        journal.add(Changes(removed_workers=(worker,)), 0)
+        while (call := journal.next_call(0)) is not None:
+            assert not (isinstance(call, RewriteChunk) and call.blocks), "its blocks are written again"
+            journal.on_reply(Applied(journal.last_record), 0)
+        assert journal.durable_step(worker, boot) == 0
+    assert not journal._durable_steps and not journal._boots and not journal._folder.state().blocks
+
+
+def test_the_end_of_a_worker_without_blocks_costs_no_rewrite() -> None:
+    journal = opened(begin(A))
+    journal.add(Changes(removed_workers=("w",)), 0)
+    assert isinstance(take(journal), Append)
+
+
+def test_a_removed_worker_may_come_back() -> None:
+    journal = opened(begin(A))
+    block, boot = PublishedBlock(1, 2, None, (1, 2), 3), b"1" * 16
+    journal.add(Changes(blocks=(BlockDelta("w", boot, (block,), ()),)), 0)
+    journal.add(Changes(removed_workers=("w",), blocks=(BlockDelta("w", boot, (), ()),)), 0)
+    journal.add(Changes(blocks=(BlockDelta("w", boot, (block,), ()),)), 0)
+    while (call := journal.next_call(0)) is not None:
+        journal.on_reply(Applied(journal.last_record), 0)
+    assert call is None and journal._folder.state().blocks == {("w", boot): {1: block}}
+
+
 @pytest.mark.parametrize("is_known", [False, True])
 def test_a_new_boot_of_a_worker_makes_it_owe_a_rewrite(is_known: bool) -> None:
     """Dropping the old boot's entries one by one would be unbounded."""
