@@ -7,6 +7,7 @@ until the scheduler drops it.
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +37,15 @@ class _Computed:
     done: np.ndarray
     logits: np.ndarray
     failures: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockContent:
+    """One block of the KV pool: the step that last wrote it (0 for never), and `kv`, see `KVPool.block`."""
+
+    block_id: int
+    last_write_step: int
+    kv: np.ndarray
 
 
 class Engine:
@@ -83,6 +93,12 @@ class Engine:
             dropped=tuple(self._slots.dropped()),
             last_write_step=self._last_write_step.copy(),
         )
+
+    def read_blocks(self, block_ids: Sequence[int]) -> list[BlockContent]:
+        """Blocks of the pool as they are now, as copies. Call it between two batches."""
+        return [
+            BlockContent(block_id, int(self._last_write_step[block_id]), self._kv.block(block_id)) for block_id in block_ids
+        ]
 
     def _apply(self, batch: ScheduledBatch) -> None:
         """Drops, entries, new blocks."""

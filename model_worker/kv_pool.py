@@ -66,6 +66,12 @@ class KVPool:
         """The values of one layer, a view `[num_blocks + 1, num_kv_heads, block_size, head_dim]`."""
         return self._data[layer, 1]
 
+    def block(self, block_id: int) -> np.ndarray:
+        """A copy of one block as float32 `[num_layers, 2 (key, value), block_size, num_kv_heads, head_dim]`."""
+        block = self._data[:, :, block_id].permute(0, 1, 3, 2, 4)
+        copied: np.ndarray = block.to(torch.float32, copy=True).contiguous().numpy()
+        return copied
+
 
 def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> int:
     """Bytes of keys and values that one position takes over all layers."""

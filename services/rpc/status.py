@@ -1,5 +1,7 @@
 """From the error tree to what goes over the wire: status code, rich details (google.rpc), trailers."""
 
+from typing import Any
+
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
@@ -58,15 +60,25 @@ def status_of(error: errors.ServiceError) -> tuple[grpc.StatusCode, str, tuple[t
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:
     """The `reason` that one of our servers gave; empty where the details hold none."""
+    return str(_info_of(error).reason)
+
+
+def metadata_of(error: grpc.aio.AioRpcError) -> dict[str, str]:
+    """The numbers that one of our servers gave beside its reason; empty where the details hold none."""
+    return dict(_info_of(error).metadata)
+
+
+def _info_of(error: grpc.aio.AioRpcError) -> Any:
+    """The ErrorInfo of one of our servers, an empty one where there is none."""
+    info = error_details_pb2.ErrorInfo()
     try:
         status = rpc_status.from_call(error)
     except ValueError:  # details that contradict the status: not ours
-        return ""
+        return info
     for detail in status.details if status is not None else ():
-        info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info) and info.domain == DOMAIN:
-            return str(info.reason)
-    return ""
+            return info
+    return error_details_pb2.ErrorInfo()
 
 
 def _bad_request(error: errors.InvalidArgument, bytes_used: int) -> error_details_pb2.BadRequest:

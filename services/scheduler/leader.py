@@ -18,6 +18,7 @@ from services.scheduler.core.journal_call import JournalCall, JournalReply
 from services.scheduler.core.recovered import Recovered
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.streams import Streams
+from services.scheduler.core.worker_loss import LEFT, WorkerLoss
 from services.scheduler.sessions import GatewaySession
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.config import Config
@@ -104,10 +105,10 @@ class Leader:
         assert replica is not None, "only an attached worker answers"
         self._settle(WorkerStep(address, replica.boot_id, output.step_id))
 
-    def worker_detached(self, address: str) -> None:
-        """Its stream ended: its requests wait until it, or its next boot, is attached again."""
+    def worker_detached(self, address: str, loss: WorkerLoss = LEFT) -> None:
+        """Its stream ended: its requests wait, and go on here or elsewhere."""
         self._senders.pop(address, None)
-        self.scheduler.lose_worker(address)
+        self.scheduler.lose_worker(address, loss, self._clock())
         self._settle(None)
 
     # -- gateways

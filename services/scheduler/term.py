@@ -18,6 +18,7 @@ from services.scheduler.core.record import StoredState
 from services.scheduler.core.recovered import Recovered
 from services.scheduler.core.recovery import GatewayClaim, join
 from services.scheduler.core.stop_rules import StopRules
+from services.scheduler.core.worker_loss import WorkerLoss
 from services.scheduler.journal_pump import JournalPump
 from services.scheduler.leader import Leader
 from services.scheduler.sessions import GatewaySession, Said
@@ -229,12 +230,12 @@ class Term:
         assert self._leader is not None, "nothing was sent before the join"
         self._leader.worker_output(address, output)
 
-    def worker_detached(self, address: str) -> None:
+    def worker_detached(self, address: str, loss: WorkerLoss) -> None:
         """See `WorkerListener`."""
         self._reports.pop(address, None)
         self._senders.pop(address, None)
         if self._leader is not None:
-            self._leader.worker_detached(address)
+            self._leader.worker_detached(address, loss)
 
     # -- what gateways say
 

@@ -6,12 +6,19 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar
 
 from model_worker.batch_refused import BatchRefused
 from model_worker.engine import Engine
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 
 Outcome = ScheduledBatchOutput | BatchRefused
+
+T = TypeVar("T")
+
+
+class EngineCrashed(Exception):
+    """The engine has raised what it never may; the process is about to end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,8 +28,12 @@ class _Job:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Barrier:
-    passed: Callable[[], None]
+class _Visit:
+    """Something to be done between two batches; `lifts_poison`: batches submitted from then on are taken."""
+
+    do: Callable[[], Any]
+    done: "asyncio.Future[Any]"
+    lifts_poison: bool
 
 
 class EngineThread:
@@ -37,7 +48,7 @@ class EngineThread:
         self._loop = asyncio.get_running_loop()
         self.crashed: asyncio.Future[None] = self._loop.create_future()
         self._changed = threading.Condition()
-        self._queue: deque[_Job | _Barrier] = deque()
+        self._queue: deque[_Job | _Visit] = deque()
         self._poisoned = False
         self._closed = False
         threading.Thread(target=self._work, name="engine", daemon=True).start()
@@ -53,17 +64,20 @@ class EngineThread:
         """Forget the batches that have not started, and take no more until a `fence`. A refusal does this by itself."""
         with self._changed:
             self._poisoned = True
-            barriers = [item for item in self._queue if isinstance(item, _Barrier)]
-            self._queue = deque(barriers)
+            visits = [item for item in self._queue if isinstance(item, _Visit)]
+            self._queue = deque(visits)
 
     async def fence(self) -> None:
-        """Forget the batches that have not started, wait for the one that has (its outcome is told first), and begin afresh."""
+        """Forget the batches that have not started, wait for the one that has (its outcome is told first), and begin afresh.
+
+        Raises EngineCrashed.
+        """
         self.poison()
-        passed = asyncio.Event()
-        with self._changed:
-            self._queue.append(_Barrier(passed.set))
-            self._changed.notify()
-        await passed.wait()
+        await self._visit(lambda: None, lifts_poison=True)
+
+    async def between_batches(self, do: Callable[[Engine], T]) -> T:
+        """What `do` answers, called in the engine's thread before the next batch. Disturbs nothing. Raises EngineCrashed."""
+        return await self._visit(partial(do, self.engine), lifts_poison=False)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the thread after the batch it executes."""
@@ -72,24 +86,38 @@ class EngineThread:
             self._closed = True
             self._changed.notify()
 
+    async def _visit(self, do: Callable[[], Any], *, lifts_poison: bool) -> Any:
+        done = self._loop.create_future()
+        with self._changed:
+            visit = _Visit(do, done, lifts_poison)
+            if lifts_poison:
+                self._queue.append(visit)
+            else:
+                self._queue.appendleft(visit)
+            self._changed.notify()
+        await asyncio.wait((done, self.crashed), return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            raise EngineCrashed("the engine has crashed")
+        return done.result()
+
     def _work(self) -> None:
         try:
             while (item := self._next()) is not None:
-                if isinstance(item, _Barrier):
-                    self._call(item.passed)
+                if isinstance(item, _Visit):
+                    self._call(partial(_answer, item.done, item.do()))
                 else:
                     self._call(partial(item.tell, self._execute(item.batch)))
         except Exception as error:  # noqa: BLE001 - handed to the loop, which ends the process
             self._call(partial(self.crashed.set_exception, error))
 
-    def _next(self) -> _Job | _Barrier | None:
+    def _next(self) -> _Job | _Visit | None:
         """The next thing to do; None when closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed)
             if self._closed:
                 return None
             item = self._queue.popleft()
-            if isinstance(item, _Barrier):
+            if isinstance(item, _Visit) and item.lifts_poison:
                 self._poisoned = False
             return item
 
@@ -104,3 +132,8 @@ class EngineThread:
         """Call `function` on the loop, unless the loop has ended."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function)
+
+
+def _answer(done: "asyncio.Future[Any]", answer: Any) -> None:
+    if not done.done():  # whoever waited may have been cancelled
+        done.set_result(answer)

@@ -1,7 +1,10 @@
 """From a worker's configuration to an engine that is ready to execute."""
 
+import asyncio
 import os
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
@@ -64,6 +67,28 @@ def load_engine(config: WorkerConfig) -> Engine:
         kv_mib=round(num_blocks * config.block_size * token_bytes / 2**20),
     )
     return engine
+
+
+def load_in_background(load: Callable[[WorkerConfig], Engine], config: WorkerConfig) -> "asyncio.Future[Engine]":
+    """What `load` returns or raises, computed in a thread of its own that does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[Engine] = loop.create_future()
+
+    def tell(set_outcome: Callable[[], None]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(lambda: None if loaded.done() else set_outcome())
+
+    def work() -> None:
+        try:
+            engine = load(config)
+        except Exception as error:  # noqa: BLE001 - handed to the loop, which ends the process
+            failure = error
+            tell(lambda: loaded.set_exception(failure))
+        else:
+            tell(lambda: loaded.set_result(engine))
+
+    threading.Thread(target=work, name="loading", daemon=True).start()
+    return loaded
 
 
 def _load(name: str) -> tuple[CausalLM, ModelInfo]:

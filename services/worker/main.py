@@ -1,6 +1,8 @@
 """The worker process: one model replica behind gRPC. The event loop runs in the main thread, the forward passes in another."""
 
 import asyncio
+import logging
+import os
 from collections.abc import Callable
 
 import structlog
@@ -10,7 +12,7 @@ from services.rpc.logs import configure_logs
 from services.rpc.server import RpcServer, ServerConfig, stop_signal
 from services.worker.config import WorkerConfig
 from services.worker.engine_thread import EngineThread
-from services.worker.loading import load_engine
+from services.worker.loading import load_engine, load_in_background
 from services.worker.servicer import SERVICE_NAME, WorkerServicer
 from tessera.worker.v1 import worker_pb2_grpc
 
@@ -23,22 +25,25 @@ STOP_GRACE_S = 2.0
 def run(config: WorkerConfig) -> None:
     """Serve until SIGTERM or SIGINT, then finish the started batch. Raises what `load_engine` raises, and BindError."""
     configure_logs("worker", config.log_level)
-    asyncio.run(serve(config, load_engine))
+    if not asyncio.run(serve(config, load_engine)):
+        logging.shutdown()
+        os._exit(0)  # not by way of the interpreter's end, which a thread inside torch would break into an abort
 
 
-async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine]) -> None:
+async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine]) -> bool:
     """Answer health at once, load in the background, serve until a signal. Raises what `load` raises, BindError, and any bug that
-    ends the engine: the process must not go on with slots that it cannot trust."""
+    ends the engine: the process must not go on with slots that it cannot trust. False where the signal came while the model was
+    loading: a thread is still at it."""
     stop = stop_signal()
     server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file))
     servicer = WorkerServicer(config.heartbeat_ms / 1000)
     server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, servicer, SERVICE_NAME, ready=False)
     address = await server.start(announce=False)
     try:
-        loading = asyncio.create_task(asyncio.to_thread(load, config))
+        loading = load_in_background(load, config)
         await asyncio.wait((stop, loading), return_when=asyncio.FIRST_COMPLETED)
-        if stop.done():
-            return
+        if not loading.done():
+            return False
         thread = EngineThread(loading.result())
         servicer.open(thread)
         server.health.set_ready(SERVICE_NAME, True)
@@ -50,5 +55,6 @@ async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine]) ->
         server.health.drain()
         await servicer.drain()
         thread.close()
+        return True
     finally:
         await server.stop(STOP_GRACE_S if stop.done() else 0)

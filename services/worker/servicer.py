@@ -16,10 +16,19 @@ from services.rpc.errors import Aborted, FailedPrecondition, FieldViolation, Inv
 from services.worker import convert
 from services.worker.engine_thread import EngineThread
 from services.worker.execute_stream import ExecuteStream
+from services.worker.reasons import NOT_SERVING, OLDER_EPOCH, SUPERSEDED
 from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.protocol import PROTOCOL_VERSION, VERSION_SKEW
+from tessera.values.report import WorkerReport
 from tessera.worker.v1 import worker_pb2, worker_pb2_grpc
 
 _log = structlog.get_logger()
+
+EPOCH_LEAP_MAX = 1_000_000
+"""How far above the last leader's epoch, or above none, the next one may be: a number near the type's end would leave nobody a higher one."""
+
+READ_BLOCKS_MAX = 4096
+"""Blocks of one ReadBlocks: they are copied all at once."""
 
 SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
@@ -60,25 +69,23 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """What the worker is, and the highest epoch it accepted."""
         description = self._opened().engine.description
         return worker_pb2.DescribeResponse(
-            description=convert.description_to_proto(description), epoch=convert.epoch_to_proto(self._attachment.epoch)
+            description=convert.description_to_proto(description),
+            epoch=convert.epoch_to_proto(self._attachment.epoch),
+            protocol=PROTOCOL_VERSION,
         )
 
     async def Attach(self, request: worker_pb2.AttachRequest, context: Any) -> AsyncIterator[worker_pb2.AttachResponse]:
-        """Take the worker over: fence, finish what has started, report."""
+        """Take the worker over: fence, finish what has started, report. Says that it lives for as long as that takes."""
         thread = self._opened()
         attachment = self._accept(request)
-        await thread.fence()
-        self._check_current(attachment)
-        report = thread.engine.report(attachment.nonce)
-        attachment.reported = True
-        _log.info(
-            "attached",
-            epoch=attachment.epoch.number,
-            nonce=attachment.nonce,
-            last_step=report.last_step,
-            slots=len(report.slots),
-            dropped=len(report.dropped),
-        )
+        reporting = asyncio.create_task(self._report(thread, attachment))
+        try:
+            while not (await asyncio.wait([reporting], timeout=self._heartbeat_s))[0]:
+                beat = worker_pb2.Heartbeat(epoch=convert.epoch_to_proto(attachment.epoch), nonce=attachment.nonce)
+                yield worker_pb2.AttachResponse(nonce=attachment.nonce, heartbeat=beat)
+            report = reporting.result()
+        finally:
+            reporting.cancel()
         for part in convert.report_to_proto(report):
             self._check_current(attachment)
             yield part
@@ -100,13 +107,51 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             if self._attachment.stream is stream and self._thread is not None:
                 self._thread.poison()  # what has started ends, and its result stays in the slots
 
+    async def ReadBlocks(
+        self, request: worker_pb2.ReadBlocksRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.ReadBlocksResponse]:
+        """Copies of KV blocks, made between two batches."""
+        thread = self._opened()
+        block_ids, num_blocks = list(request.block_ids), thread.engine.description.geometry.num_blocks
+        if len(block_ids) > READ_BLOCKS_MAX or len(set(block_ids)) < len(block_ids):
+            text = f"{len(block_ids)} ids, {len(set(block_ids))} of them different; at most {READ_BLOCKS_MAX} different ones may be read"
+            raise InvalidArgument((FieldViolation("block_ids", text),))
+        if max(block_ids, default=0) >= num_blocks:
+            raise InvalidArgument((FieldViolation("block_ids", f"{max(block_ids)} is not below num_blocks, {num_blocks}"),))
+        for block in await thread.between_batches(lambda engine: engine.read_blocks(block_ids)):
+            kv = block.kv.astype("<f4", copy=False).tobytes()
+            yield worker_pb2.ReadBlocksResponse(block_id=block.block_id, last_write_step=block.last_write_step, kv=kv)
+
+    async def _report(self, thread: EngineThread, attachment: Attachment) -> WorkerReport:
+        """What the engine holds once the started batch has ended; batches of this attachment may come from then on."""
+        await thread.fence()
+        self._check_current(attachment)
+        report = thread.engine.report(attachment.nonce)
+        attachment.reported = True
+        _log.info(
+            "attached",
+            epoch=attachment.epoch.number,
+            nonce=attachment.nonce,
+            last_step=report.last_step,
+            slots=len(report.slots),
+            dropped=len(report.dropped),
+        )
+        return report
+
     def _accept(self, request: worker_pb2.AttachRequest) -> Attachment:
         """The new attachment, in place of the old, whose stream ends at once."""
-        epoch = _epoch_of(request)
+        if request.protocol != PROTOCOL_VERSION:
+            raise FailedPrecondition(
+                f"the scheduler speaks protocol {request.protocol}, this worker {PROTOCOL_VERSION}: run the same release of both",
+                reason=VERSION_SKEW,
+            )
+        epoch, held = _epoch_of(request), self._attachment
         if epoch == NO_EPOCH or request.nonce < 1:
             field = "epoch" if epoch == NO_EPOCH else "nonce"
             raise InvalidArgument((FieldViolation(field, "must be set, from 1"),))
-        held = self._attachment
+        if epoch.number - held.epoch.number > EPOCH_LEAP_MAX:
+            text = f"{epoch.number} cannot have been reached: the last leader's is {held.epoch.number}"
+            raise InvalidArgument((FieldViolation("epoch", text),))
         if not epoch.supersedes(held.epoch) or (epoch == held.epoch and request.nonce <= held.nonce):
             raise self._older_epoch()
         self._attachment = Attachment(epoch, request.nonce)
@@ -172,14 +217,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             return self._older_epoch()
         return Aborted(
             f"not the current Attach, which is nonce {held.nonce} of epoch {held.epoch.number}: attach again",
-            reason="SUPERSEDED",
+            reason=SUPERSEDED,
         )
 
     def _older_epoch(self) -> FailedPrecondition:
         held = self._attachment
         return FailedPrecondition(
             f"older epoch: this worker has accepted epoch {held.epoch.number} of instance {held.epoch.instance.hex()}, nonce {held.nonce}",
-            reason="OLDER_EPOCH",
+            reason=OLDER_EPOCH,
             metadata={
                 "epoch_number": str(held.epoch.number),
                 "epoch_instance": held.epoch.instance.hex(),
@@ -193,7 +238,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return self._thread
 
     def _unavailable(self) -> Unavailable:
-        return Unavailable(self._closed_because, reason="NOT_SERVING", retry_after_ms=0)
+        return Unavailable(self._closed_because, reason=NOT_SERVING, retry_after_ms=0)
 
 
 def _epoch_of(message: worker_pb2.AttachRequest | worker_pb2.ScheduledBatch | worker_pb2.Heartbeat) -> Epoch:

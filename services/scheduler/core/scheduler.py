@@ -27,6 +27,7 @@ from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.stop_rules import stop_string_wins
 from services.scheduler.core.takeover import adopt_orphans, attach, new_ledger, restore
+from services.scheduler.core.worker_loss import WorkerLoss
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.config import Config
 from tessera.values.finish import Finish, FinishReason
@@ -145,7 +146,7 @@ class Scheduler:
         attach(self._lifecycle, self._config, name, report, now_us)
         self._lifecycle.apply_rules(now_us)
 
-    def lose_worker(self, name: str) -> None:
+    def lose_worker(self, name: str, loss: WorkerLoss, now_us: int) -> None:
         """A worker is gone: its sequences wait, with their tokens. An attach of the same boot can still find their KV."""
         replica = self._fleet.get(name)
         if replica is not None:

@@ -12,6 +12,7 @@ from services.rpc.errors import FailedPrecondition
 from services.rpc.server import RpcServer, ServerConfig
 from services.worker import convert
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
+from tessera.values.protocol import PROTOCOL_VERSION
 from tessera.worker.v1 import worker_pb2, worker_pb2_grpc
 
 
@@ -75,13 +76,16 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.answers = asyncio.Event()
         self.answers.set()
         self.refuses = False
+        self.protocol = PROTOCOL_VERSION
         self.address = ""
         self._streams: asyncio.Queue[ExecuteEnd] = asyncio.Queue()
 
     async def Describe(self, request: Any, context: Any) -> worker_pb2.DescribeResponse:
         self.described.set()
         return worker_pb2.DescribeResponse(
-            description=convert.description_to_proto(self.fake.description), epoch=convert.epoch_to_proto(self.fake.epoch)
+            description=convert.description_to_proto(self.fake.description),
+            epoch=convert.epoch_to_proto(self.fake.epoch),
+            protocol=self.protocol,
         )
 
     async def Attach(self, request: worker_pb2.AttachRequest, context: Any) -> AsyncIterator[worker_pb2.AttachResponse]:

@@ -11,6 +11,7 @@ import pytest
 from scripted_worker import ScriptedWorker, scripted_worker
 
 from services.scheduler.core.errors import ModelMismatch
+from services.scheduler.core.worker_loss import WorkerLoss
 from services.scheduler.worker_link import OlderEpoch, WorkerLink
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.identity import Epoch
@@ -41,9 +42,9 @@ class Listener:
     def worker_output(self, address: str, output: ScheduledBatchOutput) -> None:
         self._events.put_nowait(("output", output))
 
-    def worker_detached(self, address: str) -> None:
+    def worker_detached(self, address: str, loss: WorkerLoss) -> None:
         self.send = None
-        self._events.put_nowait(("detached", None))
+        self._events.put_nowait(("detached", loss))
 
     async def hear(self, kind: str) -> Any:
         """The next event, which must be a `kind`."""

@@ -19,6 +19,7 @@ from services.worker.loading import load_engine
 from services.worker.main import serve
 from services.worker.servicer import SERVICE_NAME
 from tessera.values.batch import ScheduledBatch
+from tessera.values.protocol import PROTOCOL_VERSION
 from tessera.worker.v1 import worker_pb2, worker_pb2_grpc
 
 UNDER = (leader(1), 1)
@@ -146,7 +147,8 @@ def test_a_bug_in_the_engine_ends_the_process(run_async: Any, tmp_path: Path) ->
             )
             while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
                 pass
-            attach = stub.Attach(worker_pb2.AttachRequest(epoch=convert.epoch_to_proto(UNDER[0]), nonce=1))
+            epoch = convert.epoch_to_proto(UNDER[0])
+            attach = stub.Attach(worker_pb2.AttachRequest(epoch=epoch, nonce=1, protocol=PROTOCOL_VERSION))
             assert len([part async for part in attach]) == 2
             execution = stub.Execute()
             await execution.write(worker_pb2.ExecuteRequest(batch=convert.batch_to_proto(batch_of(UNDER, 1))))

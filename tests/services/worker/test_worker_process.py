@@ -24,6 +24,7 @@ from worker_process import (
     entry,
     int32,
     leader,
+    report_of,
     worker_process,
 )
 
@@ -170,7 +171,7 @@ def test_an_attach_fences_at_once_and_discards_what_has_not_started(one: Leader)
     assert code is grpc.StatusCode.ABORTED and "attach again" in details
     one.worker.gate.disarm()
     one.worker.gate.let_go()
-    report = convert.report_from_proto(call)
+    report = report_of(call)
     assert (report.nonce, report.last_step) == (one.nonce + 1, one.step + 1)
     (slot,) = report.slots
     assert slot.token_ids.tolist() == PROMPT + continuation(PROMPT, 1)

@@ -18,6 +18,7 @@ import numpy as np
 from services.worker import convert
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry
 from tessera.values.identity import Epoch
+from tessera.values.protocol import PROTOCOL_VERSION
 from tessera.values.report import WorkerReport
 from tessera.values.sampling import SamplingParams
 from tessera.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -63,6 +64,11 @@ def batch_of(
         new_block_ids=int32([]),
         num_decodes=next((i for i, row in enumerate(rows) if row[1] > 1), len(rows)),
     )
+
+
+def report_of(call: Any) -> WorkerReport:
+    """The report that an Attach answers, heartbeats before it passed over."""
+    return convert.report_from_proto(part for part in call if part.WhichOneof("part") != "heartbeat")
 
 
 class Execution:
@@ -127,10 +133,11 @@ class WorkerProcess:
         self.stub = worker_pb2_grpc.WorkerServiceStub(self.channel)
 
     def attach_call(self, epoch: Epoch, nonce: int) -> Any:
-        return self.stub.Attach(worker_pb2.AttachRequest(epoch=convert.epoch_to_proto(epoch), nonce=nonce), timeout=TIMEOUT_S)
+        request = worker_pb2.AttachRequest(epoch=convert.epoch_to_proto(epoch), nonce=nonce, protocol=PROTOCOL_VERSION)
+        return self.stub.Attach(request, timeout=TIMEOUT_S)
 
     def attach(self, epoch: Epoch, nonce: int) -> WorkerReport:
-        return convert.report_from_proto(self.attach_call(epoch, nonce))
+        return report_of(self.attach_call(epoch, nonce))
 
     def execute(self, epoch: Epoch, nonce: int) -> Execution:
         return Execution(self.stub, (epoch, nonce))

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tessera.worker.v1 import types_pb2 as tessera_dot_worker_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etessera/worker/v1/worker.proto\x12\x11tessera.worker.v1\x1a\x1dtessera/worker/v1/types.proto\"&\n\x11ReadBlocksRequest\x12\x11\n\tblock_ids\x18\x01 \x03(\r\"K\n\x12ReadBlocksResponse\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\r\x12\x17\n\x0flast_write_step\x18\x02 \x01(\x04\x12\n\n\x02kv\x18\x03 \x01(\x0c\"\x11\n\x0f\x44\x65scribeRequest\"\x88\x01\n\x10\x44\x65scribeResponse\x12\x39\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32$.tessera.worker.v1.WorkerDescription\x12\'\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x18.tessera.worker.v1.Epoch\x12\x10\n\x08protocol\x18\x03 \x01(\r\"Y\n\rAttachRequest\x12\'\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x18.tessera.worker.v1.Epoch\x12\r\n\x05nonce\x18\x02 \x01(\x04\x12\x10\n\x08protocol\x18\x03 \x01(\r\"\xe9\x01\n\x0e\x41ttachResponse\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12\x31\n\x06header\x18\x02 \x01(\x0b\x32\x1f.tessera.worker.v1.ReportHeaderH\x00\x12-\n\x04slot\x18\x03 \x01(\x0b\x32\x1d.tessera.worker.v1.SlotReportH\x00\x12\x31\n\x07\x64ropped\x18\x04 \x01(\x0b\x32\x1e.tessera.worker.v1.DroppedSlotH\x00\x12+\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x1c.tessera.worker.v1.ReportEndH\x00\x42\x06\n\x04part\"u\n\x0cReportHeader\x12\x39\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32$.tessera.worker.v1.WorkerDescription\x12\x11\n\tlast_step\x18\x02 \x01(\x04\x12\x17\n\x0flast_write_step\x18\x03 \x01(\x0c\"\x91\x01\n\nSlotReport\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\nprompt_len\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x13\n\x0b\x62lock_table\x18\x06 \x01(\x0c\x12\x14\n\x0c\x63omputed_len\x18\x07 \x01(\r\"\x88\x01\n\x0b\x44roppedSlot\x12+\n\x04slot\x18\x01 \x01(\x0b\x32\x1d.tessera.worker.v1.SlotReport\x12.\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x19.tessera.worker.v1.FinishH\x00\x88\x01\x01\x12\x11\n\tdrop_step\x18\x03 \x01(\x04\x42\t\n\x07_finish\"3\n\tReportEnd\x12\x11\n\tnum_slots\x18\x01 \x01(\r\x12\x13\n\x0bnum_dropped\x18\x02 \x01(\r\"\x82\x01\n\x0e\x45xecuteRequest\x12\x32\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32!.tessera.worker.v1.ScheduledBatchH\x00\x12\x31\n\theartbeat\x18\x02 \x01(\x0b\x32\x1c.tessera.worker.v1.HeartbeatH\x00\x42\t\n\x07message\"\xb9\x01\n\x0f\x45xecuteResponse\x12\x39\n\x06output\x18\x01 \x01(\x0b\x32\'.tessera.worker.v1.ScheduledBatchOutputH\x00\x12\x31\n\theartbeat\x18\x02 \x01(\x0b\x32\x1c.tessera.worker.v1.HeartbeatH\x00\x12-\n\x07refused\x18\x03 \x01(\x0b\x32\x1a.tessera.worker.v1.RefusedH\x00\x42\t\n\x07message\"C\n\tHeartbeat\x12\'\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x18.tessera.worker.v1.Epoch\x12\r\n\x05nonce\x18\x02 \x01(\x04\"*\n\x07Refused\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xca\x01\n\tSlotEntry\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\nprompt_len\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x13\n\x0b\x62lock_table\x18\x06 \x01(\x0c\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x33\n\x08sampling\x18\x08 \x01(\x0b\x32!.tessera.worker.v1.SamplingParams\"x\n\x08SlotDrop\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12.\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x19.tessera.worker.v1.FinishH\x00\x88\x01\x01\x42\t\n\x07_finish\"\xd3\x02\n\x0eScheduledBatch\x12\'\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x18.tessera.worker.v1.Epoch\x12\r\n\x05nonce\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x14\n\x0c\x64urable_step\x18\x04 \x01(\x04\x12-\n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x1c.tessera.worker.v1.SlotEntry\x12*\n\x05\x64rops\x18\x06 \x03(\x0b\x32\x1b.tessera.worker.v1.SlotDrop\x12\r\n\x05slots\x18\x07 \x01(\x0c\x12\x1c\n\x14num_scheduled_tokens\x18\x08 \x01(\x0c\x12\x14\n\x0c\x63ontext_lens\x18\t \x01(\x0c\x12\x18\n\x10new_block_counts\x18\n \x01(\x0c\x12\x15\n\rnew_block_ids\x18\x0b \x01(\x0c\x12\x13\n\x0bnum_decodes\x18\x0c \x01(\r\"(\n\x08RowError\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xcd\x01\n\x14ScheduledBatchOutput\x12\'\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x18.tessera.worker.v1.Epoch\x12\r\n\x05nonce\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x14\n\x0ctoken_counts\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12/\n\nrow_errors\x18\x06 \x03(\x0b\x32\x1b.tessera.worker.v1.RowError\x12\x12\n\ncompute_us\x18\x07 \x01(\x04\x32\xe8\x02\n\rWorkerService\x12S\n\x08\x44\x65scribe\x12\".tessera.worker.v1.DescribeRequest\x1a#.tessera.worker.v1.DescribeResponse\x12O\n\x06\x41ttach\x12 .tessera.worker.v1.AttachRequest\x1a!.tessera.worker.v1.AttachResponse0\x01\x12T\n\x07\x45xecute\x12!.tessera.worker.v1.ExecuteRequest\x1a\".tessera.worker.v1.ExecuteResponse(\x01\x30\x01\x12[\n\nReadBlocks\x12$.tessera.worker.v1.ReadBlocksRequest\x1a%.tessera.worker.v1.ReadBlocksResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etessera/worker/v1/worker.proto\x12\x11tessera.worker.v1\x1a\x1dtessera/worker/v1/types.proto\"&\n\x11ReadBlocksRequest\x12\x11\n\tblock_ids\x18\x01 \x03(\r\"K\n\x12ReadBlocksResponse\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\r\x12\x17\n\x0flast_write_step\x18\x02 \x01(\x04\x12\n\n\x02kv\x18\x03 \x01(\x0c\"\x11\n\x0f\x44\x65scribeRequest\"\x88\x01\n\x10\x44\x65scribeResponse\x12\x39\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32$.tessera.worker.v1.WorkerDescription\x12\'\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x18.tessera.worker.v1.Epoch\x12\x10\n\x08protocol\x18\x03 \x01(\r\"Y\n\rAttachRequest\x12\'\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x18.tessera.worker.v1.Epoch\x12\r\n\x05nonce\x18\x02 \x01(\x04\x12\x10\n\x08protocol\x18\x03 \x01(\r\"\x9c\x02\n\x0e\x41ttachResponse\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12\x31\n\x06header\x18\x02 \x01(\x0b\x32\x1f.tessera.worker.v1.ReportHeaderH\x00\x12-\n\x04slot\x18\x03 \x01(\x0b\x32\x1d.tessera.worker.v1.SlotReportH\x00\x12\x31\n\x07\x64ropped\x18\x04 \x01(\x0b\x32\x1e.tessera.worker.v1.DroppedSlotH\x00\x12+\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x1c.tessera.worker.v1.ReportEndH\x00\x12\x31\n\theartbeat\x18\x06 \x01(\x0b\x32\x1c.tessera.worker.v1.HeartbeatH\x00\x42\x06\n\x04part\"u\n\x0cReportHeader\x12\x39\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32$.tessera.worker.v1.WorkerDescription\x12\x11\n\tlast_step\x18\x02 \x01(\x04\x12\x17\n\x0flast_write_step\x18\x03 \x01(\x0c\"\x91\x01\n\nSlotReport\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\nprompt_len\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x13\n\x0b\x62lock_table\x18\x06 \x01(\x0c\x12\x14\n\x0c\x63omputed_len\x18\x07 \x01(\r\"\x88\x01\n\x0b\x44roppedSlot\x12+\n\x04slot\x18\x01 \x01(\x0b\x32\x1d.tessera.worker.v1.SlotReport\x12.\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x19.tessera.worker.v1.FinishH\x00\x88\x01\x01\x12\x11\n\tdrop_step\x18\x03 \x01(\x04\x42\t\n\x07_finish\"3\n\tReportEnd\x12\x11\n\tnum_slots\x18\x01 \x01(\r\x12\x13\n\x0bnum_dropped\x18\x02 \x01(\r\"\x82\x01\n\x0e\x45xecuteRequest\x12\x32\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32!.tessera.worker.v1.ScheduledBatchH\x00\x12\x31\n\theartbeat\x18\x02 \x01(\x0b\x32\x1c.tessera.worker.v1.HeartbeatH\x00\x42\t\n\x07message\"\xb9\x01\n\x0f\x45xecuteResponse\x12\x39\n\x06output\x18\x01 \x01(\x0b\x32\'.tessera.worker.v1.ScheduledBatchOutputH\x00\x12\x31\n\theartbeat\x18\x02 \x01(\x0b\x32\x1c.tessera.worker.v1.HeartbeatH\x00\x12-\n\x07refused\x18\x03 \x01(\x0b\x32\x1a.tessera.worker.v1.RefusedH\x00\x42\t\n\x07message\"C\n\tHeartbeat\x12\'\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x18.tessera.worker.v1.Epoch\x12\r\n\x05nonce\x18\x02 \x01(\x04\"*\n\x07Refused\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xca\x01\n\tSlotEntry\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\nprompt_len\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x13\n\x0b\x62lock_table\x18\x06 \x01(\x0c\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x33\n\x08sampling\x18\x08 \x01(\x0b\x32!.tessera.worker.v1.SamplingParams\"x\n\x08SlotDrop\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12.\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x19.tessera.worker.v1.FinishH\x00\x88\x01\x01\x42\t\n\x07_finish\"\xd3\x02\n\x0eScheduledBatch\x12\'\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x18.tessera.worker.v1.Epoch\x12\r\n\x05nonce\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x14\n\x0c\x64urable_step\x18\x04 \x01(\x04\x12-\n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x1c.tessera.worker.v1.SlotEntry\x12*\n\x05\x64rops\x18\x06 \x03(\x0b\x32\x1b.tessera.worker.v1.SlotDrop\x12\r\n\x05slots\x18\x07 \x01(\x0c\x12\x1c\n\x14num_scheduled_tokens\x18\x08 \x01(\x0c\x12\x14\n\x0c\x63ontext_lens\x18\t \x01(\x0c\x12\x18\n\x10new_block_counts\x18\n \x01(\x0c\x12\x15\n\rnew_block_ids\x18\x0b \x01(\x0c\x12\x13\n\x0bnum_decodes\x18\x0c \x01(\r\"(\n\x08RowError\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xcd\x01\n\x14ScheduledBatchOutput\x12\'\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x18.tessera.worker.v1.Epoch\x12\r\n\x05nonce\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x14\n\x0ctoken_counts\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12/\n\nrow_errors\x18\x06 \x03(\x0b\x32\x1b.tessera.worker.v1.RowError\x12\x12\n\ncompute_us\x18\x07 \x01(\x04\x32\xe8\x02\n\rWorkerService\x12S\n\x08\x44\x65scribe\x12\".tessera.worker.v1.DescribeRequest\x1a#.tessera.worker.v1.DescribeResponse\x12O\n\x06\x41ttach\x12 .tessera.worker.v1.AttachRequest\x1a!.tessera.worker.v1.AttachResponse0\x01\x12T\n\x07\x45xecute\x12!.tessera.worker.v1.ExecuteRequest\x1a\".tessera.worker.v1.ExecuteResponse(\x01\x30\x01\x12[\n\nReadBlocks\x12$.tessera.worker.v1.ReadBlocksRequest\x1a%.tessera.worker.v1.ReadBlocksResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,33 +43,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTACHREQUEST']._serialized_start=359
   _globals['_ATTACHREQUEST']._serialized_end=448
   _globals['_ATTACHRESPONSE']._serialized_start=451
-  _globals['_ATTACHRESPONSE']._serialized_end=684
-  _globals['_REPORTHEADER']._serialized_start=686
-  _globals['_REPORTHEADER']._serialized_end=803
-  _globals['_SLOTREPORT']._serialized_start=806
-  _globals['_SLOTREPORT']._serialized_end=951
-  _globals['_DROPPEDSLOT']._serialized_start=954
-  _globals['_DROPPEDSLOT']._serialized_end=1090
-  _globals['_REPORTEND']._serialized_start=1092
-  _globals['_REPORTEND']._serialized_end=1143
-  _globals['_EXECUTEREQUEST']._serialized_start=1146
-  _globals['_EXECUTEREQUEST']._serialized_end=1276
-  _globals['_EXECUTERESPONSE']._serialized_start=1279
-  _globals['_EXECUTERESPONSE']._serialized_end=1464
-  _globals['_HEARTBEAT']._serialized_start=1466
-  _globals['_HEARTBEAT']._serialized_end=1533
-  _globals['_REFUSED']._serialized_start=1535
-  _globals['_REFUSED']._serialized_end=1577
-  _globals['_SLOTENTRY']._serialized_start=1580
-  _globals['_SLOTENTRY']._serialized_end=1782
-  _globals['_SLOTDROP']._serialized_start=1784
-  _globals['_SLOTDROP']._serialized_end=1904
-  _globals['_SCHEDULEDBATCH']._serialized_start=1907
-  _globals['_SCHEDULEDBATCH']._serialized_end=2246
-  _globals['_ROWERROR']._serialized_start=2248
-  _globals['_ROWERROR']._serialized_end=2288
-  _globals['_SCHEDULEDBATCHOUTPUT']._serialized_start=2291
-  _globals['_SCHEDULEDBATCHOUTPUT']._serialized_end=2496
-  _globals['_WORKERSERVICE']._serialized_start=2499
-  _globals['_WORKERSERVICE']._serialized_end=2859
+  _globals['_ATTACHRESPONSE']._serialized_end=735
+  _globals['_REPORTHEADER']._serialized_start=737
+  _globals['_REPORTHEADER']._serialized_end=854
+  _globals['_SLOTREPORT']._serialized_start=857
+  _globals['_SLOTREPORT']._serialized_end=1002
+  _globals['_DROPPEDSLOT']._serialized_start=1005
+  _globals['_DROPPEDSLOT']._serialized_end=1141
+  _globals['_REPORTEND']._serialized_start=1143
+  _globals['_REPORTEND']._serialized_end=1194
+  _globals['_EXECUTEREQUEST']._serialized_start=1197
+  _globals['_EXECUTEREQUEST']._serialized_end=1327
+  _globals['_EXECUTERESPONSE']._serialized_start=1330
+  _globals['_EXECUTERESPONSE']._serialized_end=1515
+  _globals['_HEARTBEAT']._serialized_start=1517
+  _globals['_HEARTBEAT']._serialized_end=1584
+  _globals['_REFUSED']._serialized_start=1586
+  _globals['_REFUSED']._serialized_end=1628
+  _globals['_SLOTENTRY']._serialized_start=1631
+  _globals['_SLOTENTRY']._serialized_end=1833
+  _globals['_SLOTDROP']._serialized_start=1835
+  _globals['_SLOTDROP']._serialized_end=1955
+  _globals['_SCHEDULEDBATCH']._serialized_start=1958
+  _globals['_SCHEDULEDBATCH']._serialized_end=2297
+  _globals['_ROWERROR']._serialized_start=2299
+  _globals['_ROWERROR']._serialized_end=2339
+  _globals['_SCHEDULEDBATCHOUTPUT']._serialized_start=2342
+  _globals['_SCHEDULEDBATCHOUTPUT']._serialized_end=2547
+  _globals['_WORKERSERVICE']._serialized_start=2550
+  _globals['_WORKERSERVICE']._serialized_end=2910
 # @@protoc_insertion_point(module_scope)

@@ -48,18 +48,20 @@ class AttachRequest(_message.Message):
     def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., nonce: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("nonce", "header", "slot", "dropped", "end")
+    __slots__ = ("nonce", "header", "slot", "dropped", "end", "heartbeat")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     nonce: int
     header: ReportHeader
     slot: SlotReport
     dropped: DroppedSlot
     end: ReportEnd
-    def __init__(self, nonce: _Optional[int] = ..., header: _Optional[_Union[ReportHeader, _Mapping]] = ..., slot: _Optional[_Union[SlotReport, _Mapping]] = ..., dropped: _Optional[_Union[DroppedSlot, _Mapping]] = ..., end: _Optional[_Union[ReportEnd, _Mapping]] = ...) -> None: ...
+    heartbeat: Heartbeat
+    def __init__(self, nonce: _Optional[int] = ..., header: _Optional[_Union[ReportHeader, _Mapping]] = ..., slot: _Optional[_Union[SlotReport, _Mapping]] = ..., dropped: _Optional[_Union[DroppedSlot, _Mapping]] = ..., end: _Optional[_Union[ReportEnd, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class ReportHeader(_message.Message):
     __slots__ = ("description", "last_step", "last_write_step")

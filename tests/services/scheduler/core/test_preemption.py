@@ -9,6 +9,7 @@ from scheduler_rig import WORKER, Rig, submission
 from services.scheduler.core.record import Arrival
 from services.scheduler.core.recovered import Adoption, Recovered, RecoveredRequest, RecoveredWorker
 from services.scheduler.core.sequence_status import SequenceStatus
+from services.scheduler.core.worker_loss import LEFT
 from tessera.values.batch import ScheduledBatch
 from tessera.values.config import Config
 from tessera.values.finish import FinishReason
@@ -92,7 +93,7 @@ def test_a_resume_needs_a_block_to_spare_beside_others() -> None:
     rig.submit(1, numbers(14), max_tokens=7)
     rig.submit(2, numbers(14, 30), max_tokens=7)
     rig.step()
-    rig.scheduler.lose_worker(WORKER)
+    rig.scheduler.lose_worker(WORKER, LEFT, rig.now_us)
     rig.worker.restart()
     rig.attach()
     rig.step()

@@ -9,6 +9,7 @@ from scheduler_rig import WORKER, Rig
 
 from services.scheduler.core.errors import BadOutput
 from services.scheduler.core.sequence_status import SequenceType
+from services.scheduler.core.worker_loss import LEFT
 from tessera.values.config import Config
 from tessera.values.finish import FinishReason
 
@@ -251,7 +252,7 @@ def test_a_table_that_was_given_up_and_filled_again_is_told_anew() -> None:
     before = rig.sequence(2).table.block_ids
     rig.take_every = 1000
     rig.scheduler.abort((1).to_bytes(16, "big"), rig.now_us)
-    rig.scheduler.lose_worker(WORKER)
+    rig.scheduler.lose_worker(WORKER, LEFT, rig.now_us)
     rig.worker.restart()
     rig.attach()
     rig.step()

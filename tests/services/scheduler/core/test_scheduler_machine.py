@@ -15,6 +15,7 @@ from services.scheduler.core.record import StoredState
 from services.scheduler.core.recovery import GatewayClaim, join
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.worker_loss import LEFT
 from tessera.values.batch import ScheduledBatchOutput
 from tessera.values.config import Config
 from tessera.values.finish import FinishReason
@@ -202,7 +203,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(comes_back=st.booleans())
     def lose_worker(self, comes_back: bool) -> None:
         self.outputs_are_late()
-        self.rig.scheduler.lose_worker(WORKER)
+        self.rig.scheduler.lose_worker(WORKER, LEFT, self.rig.now_us)
         self.rig.check()
         assert self.rig.schedule() is None
         if comes_back:

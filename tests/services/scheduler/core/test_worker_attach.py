@@ -8,6 +8,7 @@ from scheduler_rig import WORKER, Rig
 
 from services.scheduler.core.errors import ModelMismatch
 from services.scheduler.core.sequence_status import SequenceStatus
+from services.scheduler.core.worker_loss import LEFT
 from tessera.values.config import Config
 from tessera.values.finish import FinishReason
 from tessera.values.identity import Epoch
@@ -146,15 +147,15 @@ def test_a_restarted_worker_has_nothing_and_tokens_stay() -> None:
 def test_a_lost_worker_gets_no_batches_and_its_requests_wait_in_order() -> None:
     rig = running_rig()
     late = rig.execute()
-    rig.scheduler.lose_worker(WORKER)
+    rig.scheduler.lose_worker(WORKER, LEFT, rig.now_us)
     rig.check()
     assert rig.schedule() is None and rig.scheduler.load().num_waiting == 2
     output = rig.output(1)
     rig.post(late)
     assert rig.output(1) == output
     rig.submit(3, numbers(3, 60), max_tokens=2)
-    rig.scheduler.lose_worker(WORKER)
-    rig.scheduler.lose_worker("nobody")
+    rig.scheduler.lose_worker(WORKER, LEFT, rig.now_us)
+    rig.scheduler.lose_worker("nobody", LEFT, rig.now_us)
     rig.worker.restart()
     rig.attach()
     rig.finish_all(in_flight=2)
@@ -166,7 +167,7 @@ def test_a_lost_worker_gets_no_batches_and_its_requests_wait_in_order() -> None:
 
 def test_a_worker_that_was_only_thought_lost_goes_on_where_it_was() -> None:
     rig = running_rig()
-    rig.scheduler.lose_worker(WORKER)
+    rig.scheduler.lose_worker(WORKER, LEFT, rig.now_us)
     rig.check()
     rig.attach()
     assert all(rig.sequence(number).status is SequenceStatus.RUNNING for number in (1, 2))
@@ -178,7 +179,7 @@ def test_the_prefix_cache_of_a_worker_that_comes_back_holds() -> None:
     rig = rig_of()
     rig.submit(1, numbers(9), max_tokens=1)
     rig.finish_all()
-    rig.scheduler.lose_worker(WORKER)
+    rig.scheduler.lose_worker(WORKER, LEFT, rig.now_us)
     rig.attach()
     rig.submit(2, numbers(9), max_tokens=1)
     rig.finish_all()
@@ -233,7 +234,7 @@ def test_attempts_grow_at_every_entry() -> None:
     """Case 35 and 90: a preemption itself changes no attempt."""
     rig = running_rig()
     assert rig.sequence(1).attempt == 1
-    rig.scheduler.lose_worker(WORKER)
+    rig.scheduler.lose_worker(WORKER, LEFT, rig.now_us)
     assert rig.sequence(1).attempt == 1
     rig.worker.restart()
     rig.attach()
