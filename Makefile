@@ -27,7 +27,7 @@ help: ## List the targets
 	@echo
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 	@echo
-	@echo 'Variables: PYTHON, VENV, TORCH (see the top of the Makefile), ARGS (options for `tessera up` or pytest), ONCE=1.'
+	@echo 'Variables: PYTHON, VENV, TORCH (see the top of the Makefile), ARGS (options for `tessera up`, pytest or the chaos run), ONCE=1, QUICK=1.'
 
 .PHONY: run
 run: setup ## Start everything on this machine, ask the model a question, serve until Ctrl-C (ONCE=1: end after the answer)
@@ -84,6 +84,10 @@ proto-check: setup ## Check that the committed stubs are what the .proto files g
 .PHONY: parity
 parity: setup ## Compare greedy outputs with transformers on the same weights, in every mode (minutes; ends with a JSON line)
 	@$(BIN)/python -m tests.parity.run $(ARGS)
+
+.PHONY: chaos
+chaos: setup ## Kill, freeze and cut off every process under load; nothing may be lost (QUICK=1: one kill of each role; ARGS=--help)
+	@$(BIN)/python -m tests.chaos.run $(if $(QUICK),--quick) $(ARGS)
 
 .PHONY: bench
 bench: setup ## Run the benchmarks (each ends with a JSON line)

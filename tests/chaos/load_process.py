@@ -73,12 +73,12 @@ class Streams:
         self._blocking = blocking
         self._logs: list[StreamLog] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_stopping = True
+        self._is_endless = self._is_stopping = True
 
     def begin(self, asks: Sequence[Ask], concurrency: int, repeat: bool) -> None:
         """Start `concurrency` lanes, each one stream after the other."""
         assert not self._tasks, "a run is under way"
-        self._logs, self._is_stopping = [], False
+        self._logs, self._is_endless, self._is_stopping = [], repeat, False
         numbers: Iterator[int] = itertools.count() if repeat else iter(range(len(asks)))
         self._tasks = [asyncio.create_task(self._lane(lane, asks, numbers)) for lane in range(concurrency)]
 
@@ -94,7 +94,7 @@ class Streams:
 
     async def finish(self, timeout_s: float) -> list[StreamLog]:
         """See `Load.finish`."""
-        self._is_stopping = True
+        self._is_stopping = self._is_endless
         _, pending = await asyncio.wait(self._tasks, timeout=timeout_s)
         for log in self._logs:
             if not log.is_over:

@@ -44,11 +44,11 @@ def quick_plan() -> Plan:
     return [(deterministic(QUICK_STREAMS), [scenario for scenario in SCENARIOS.values() if scenario.in_quick])]
 
 
-def full_plan(setups: Sequence[str], scenarios: Sequence[str], streams: int | None) -> Plan:
-    """The named scenarios on the named setups; no names mean all."""
-    chosen = [SCENARIOS[name] for name in scenarios or SCENARIOS]
+def full_plan(setups: Sequence[str] = (), scenarios: Sequence[str] = (), streams: int | None = None) -> Plan:
+    """The named scenarios on the named setups. No names mean all setups, each with the scenarios that it is there for."""
     makers = [SETUPS[name] for name in setups or SETUPS]
-    return [(make(streams) if streams else make(), chosen) for make in makers]
+    chosen = [make(streams) if streams else make() for make in makers]
+    return [(setup, [SCENARIOS[name] for name in scenarios or setup.scenarios or SCENARIOS]) for setup in chosen]
 
 
 def play(plan: Plan, say: Callable[[str], None], seed: int = 1, kills: int = 100) -> list[Outcome]:

@@ -1,6 +1,6 @@
 """The clusters and loads that scenarios run on."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.chaos.asks import Ask, make_asks
 
@@ -25,8 +25,9 @@ class Setup:
     worker_options: tuple[str, ...] = ()
     scheduler_options: tuple[str, ...] = ()
     gateway_options: tuple[str, ...] = ()
-    has_pause_budget: bool = True
-    lease_ms: int = field(default=LEASE_MS)
+    scenarios: tuple[str, ...] = ()  # that a run without names plays on it; empty: all
+    has_pause_budget: bool = True  # one with requests that wait for blocks has none
+    lease_ms: int = LEASE_MS
 
     @property
     def is_deterministic(self) -> bool:
@@ -36,7 +37,7 @@ class Setup:
 
 def deterministic(streams: int = 256) -> Setup:
     """Tokens hash the KV that is really read, so a wrong block shows. Each worker can hold all streams, but not all that they leave behind."""
-    asks = tuple(make_asks(streams * 3 // 2, 40, 160, seed=11))
+    asks = tuple(make_asks(streams * 5 // 4, 40, 140, seed=11))
     return Setup(
         name="deterministic",
         model=f"deterministic:{MODEL}",
@@ -55,6 +56,16 @@ def tight(streams: int = 64) -> Setup:
         kv_cache_bytes=streams * 60 * 8,
         concurrency=streams,
         asks=asks,
+        scenarios=(
+            "kill-leader",
+            "kill-worker",
+            "kill-leader-and-worker",
+            "kill-everything",
+            "freeze-leader",
+            "freeze-worker",
+            "redis-empty-then-kill-leader",
+            "random-kills",
+        ),
         has_pause_budget=False,
     )
 
