@@ -1,0 +1,106 @@
+"""Faults: what breaks, when and for how long, drawn from the seed."""
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.system import System
+
+SECOND = 1_000_000
+
+KINDS = {
+    "none": (),
+    "scheduler": ("kill leader", "kill scheduler", "pause leader", "pause scheduler", "break session"),
+    "gateway": ("kill gateway", "pause gateway", "break session", "break call"),
+    "worker": ("kill worker", "pause worker", "break worker"),
+    "store": ("restart store", "empty store", "older store", "full store", "pause store"),
+    "cut": ("cut scheduler worker", "cut scheduler store", "cut scheduler gateway", "cut client gateway"),
+}
+KINDS["all"] = tuple(kind for kinds in list(KINDS.values()) for kind in kinds)
+
+_SPARES = frozenset(KINDS["scheduler"])
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`victim` chooses among those there are; times in microseconds."""
+
+    at: int
+    kind: str
+    victim: int
+    duration: int
+
+    @property
+    def ends_at(self) -> int:
+        return self.at + self.duration
+
+    @property
+    def spares_workers_and_store(self) -> bool:
+        """Whether every position that a worker holds survives it."""
+        return self.kind in _SPARES
+
+
+def draw_faults(rng: random.Random, kinds: tuple[str, ...], begin: int) -> tuple[Fault, ...]:
+    """A few faults, some of them close to each other."""
+    faults = []
+    at = begin + rng.randrange(2 * SECOND)
+    for _ in range(rng.choice((1, 1, 2, 2, 3, 4)) if kinds else 0):
+        duration = rng.choice((rng.randrange(20_000, 600_000), rng.randrange(600_000, 6 * SECOND)))
+        faults.append(Fault(at, rng.choice(kinds), rng.randrange(1 << 16), duration))
+        at += rng.choice((rng.randrange(60_000), rng.randrange(4 * SECOND)))
+    return tuple(faults)
+
+
+def strike(fault: Fault, system: "System") -> None:
+    """Let it happen."""
+    verb, *what = fault.kind.split()
+    duration = fault.duration
+    if what == ["store"]:
+        _strike_store(verb, duration, system)
+        return
+    groups = {
+        "scheduler": system.schedulers,
+        "worker": system.workers,
+        "gateway": system.gateways,
+        "leader": [scheduler for scheduler in system.schedulers if scheduler.term is not None] or system.schedulers,
+        "client": [client for client in system.clients if not client.is_done] or system.clients,
+        "store": [system.store],
+    }
+    if verb == "cut":
+        one = groups[what[0]][fault.victim % len(groups[what[0]])]
+        other = groups[what[1]][fault.victim // 7 % len(groups[what[1]])]
+        system.world.cut(one, other, duration)
+        return
+    if verb == "break":
+        kinds = {"session": ("session",), "call": ("call",), "worker": ("execute", "attach")}[what[0]]
+        ends = [end for actor in system.world.actors.values() for end in actor.ends if end.kind in kinds]
+        if ends:
+            end = ends[fault.victim % len(ends)]
+            system.world.log("BREAK", end.kind, "of", end.owner.name)
+            end.break_off()
+        return
+    victim = groups[what[0]][fault.victim % len(groups[what[0]])]
+    if victim.is_down:
+        return
+    if verb == "kill":
+        victim.crash(duration)
+    else:
+        victim.pause(duration)
+
+
+def _strike_store(verb: str, duration: int, system: "System") -> None:
+    store = system.store
+    if store.is_down:
+        return
+    match verb:
+        case "restart":
+            store.crash(duration)
+        case "empty":
+            store.restart_empty(duration)
+        case "older":
+            store.restart_older(duration)
+        case "full":
+            store.fill(duration)
+        case "pause":
+            store.pause(duration)

@@ -1,0 +1,76 @@
+"""What must hold of the whole system, seen from outside: watched while it runs, and asked when it has come to rest."""
+
+from typing import Any
+
+from services.scheduler.core.record import StoredState
+from services.scheduler.core.scheduler import Scheduler
+from tessera.values.report import SlotReport, WorkerReport
+from tests.simulation.world import Violation, World
+
+
+class Oracle:
+    """Knows what workers physically hold. `is_strict`: no position that a reachable worker held when a scheduler took over may be computed
+    again; only for runs in which nothing but schedulers and sessions fail."""
+
+    def __init__(self, world: World, is_strict: bool) -> None:
+        self._world = world
+        self.is_strict = is_strict
+        self.num_recomputed = 0
+        self.num_takeovers = 0
+        self._held: dict[str, dict[tuple[bytes, int], int]] = {}
+        self._is_due: set[str] = set()
+
+    def is_fenced_anew(self, worker: str) -> None:
+        """A new leader attaches this worker; its next report counts."""
+        self._is_due.add(worker)
+
+    def reported(self, worker: str, report: WorkerReport, machine: Any) -> None:
+        """Remember the KV of live slots at the moment of a takeover."""
+        if worker not in self._is_due:
+            return
+        self._is_due.discard(worker)
+        held = self._held[worker] = {}
+        size = report.description.geometry.block_size
+        for slot in report.slots:
+            for position in range(slot.computed_len):
+                block = int(slot.block_table[position // size])
+                held[slot.request_id, position] = int(machine.kv[block, position % size])
+
+    def drops(self, worker: str, request_id: bytes) -> None:
+        """A slot is given up. What its leader has decided to compute again does not count; that it began in this slot, `joined` checks."""
+        held = self._held.get(worker, {})
+        for key in [key for key in held if key[0] == request_id]:
+            del held[key]
+
+    def joined(self, scheduler: Scheduler, reports: dict[str, WorkerReport], stored: StoredState) -> None:
+        """A new leader has begun: everything that its workers reported as computed is held or cached."""
+        if not self.is_strict:
+            return
+        for worker, report in reports.items():
+            replica = scheduler.replica(worker)
+            assert replica is not None
+            tables = [sequence.table.block_ids for sequence in replica.running.values()]
+            tables += [orphan.table.block_ids for orphan in replica.orphans.values()]
+            kept = {block for table in tables for block in table} | {entry.block_id for entry in replica.manager.published()}
+            for slot in report.slots:
+                full = slot.block_table[: slot.computed_len // report.description.geometry.block_size].tolist()
+                assert kept.issuperset(full), f"blocks {set(full) - kept} of slot {slot.slot} of {worker} are lost"
+                self._check_slot(scheduler, worker, slot, stored)
+
+    def _check_slot(self, scheduler: Scheduler, worker: str, slot: SlotReport, stored: StoredState) -> None:
+        sequence, known = scheduler.request(slot.request_id), stored.requests.get(slot.request_id)
+        if sequence is None or known is None or sequence.finish is not None or slot.attempt < known.attempt:
+            return
+        is_there = (sequence.worker, sequence.slot) == (worker, slot.slot)
+        assert is_there or sequence.attempt > slot.attempt, f"slot {slot.slot} of {worker} is not gone on with"
+
+    def computes(self, worker: str, request_id: bytes, position: int, digest: int, kv: Any) -> None:
+        """A position is about to be computed."""
+        held = self._held.get(worker)
+        if not held or held.pop((request_id, position), None) != digest:
+            return
+        if (kv[:, position % kv.shape[1]] == digest).any():
+            self.num_recomputed += 1
+            self._world.log("RECOMPUTED", request_id.hex()[:4], "position", position, "on", worker)
+            if self.is_strict:
+                raise Violation(f"position {position} of {request_id.hex()[:4]} was held by {worker}, and is computed again")

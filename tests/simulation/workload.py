@@ -1,0 +1,88 @@
+"""What clients ask for, and what they must get: the answer of an undisturbed run, computed token by token."""
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gateway.output_stream import OutputStream
+from tessera.values.finish import Finish
+from tessera.values.request import DetokenizeOptions, RequestOutput, Submission
+from tessera.values.sampling import SamplingParams
+from tests.services.scheduler.core.fake_worker import reference_output
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345é☃ 678"
+
+
+class SimTokenizer:
+    """A character a token, some of them of several bytes: as much of a tokenizer as an output stream needs."""
+
+    def detokenizer(self, skip_special_tokens: bool) -> "SimTokenizer":
+        return self
+
+    def step(self, token_id: int) -> str:
+        return ALPHABET[token_id]
+
+    def finish(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request as a client has it."""
+
+    client_request_id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    detokenize: DetokenizeOptions
+
+    def submission(self, request_id: bytes) -> Submission:
+        return Submission(
+            request_id, np.array(self.prompt, np.int32), self.sampling, self.detokenize, self.client_request_id, "someone"
+        )
+
+
+@dataclass
+class Answer:
+    """Output ids, text and end."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish: Finish | None = None
+
+
+def expected_answer(ask: Ask, pool_tokens: int) -> Answer:
+    """What an undisturbed run gives."""
+    submission = ask.submission(bytes(16))
+    tokens, finish = reference_output(submission, pool_tokens)
+    stream = OutputStream(SimTokenizer(), ask.detokenize)  # type: ignore[arg-type]
+    answer = Answer()
+    for offset, token_id in enumerate(tokens):
+        is_last = offset == len(tokens) - 1
+        delta = stream.feed(RequestOutput(submission.request_id, 0, offset, (token_id,), finish=finish if is_last else None))
+        if delta is not None:
+            answer.token_ids += delta.token_ids
+            answer.text += delta.text
+            answer.finish = delta.finish
+        if answer.finish is not None:
+            break
+    return answer
+
+
+def draw_ask(rng: random.Random, number: int, shared: list[int]) -> Ask:
+    """A request that often shares the beginning of its prompt with others."""
+    prompt = shared[: rng.randint(0, len(shared))] + [rng.randrange(64) for _ in range(rng.choice((1, 1, 2, 5)))]
+    stops = tuple(rng.sample(ALPHABET, 2)) if rng.random() < 0.3 else ()
+    if rng.random() < 0.15:
+        stops += ("".join(rng.sample(ALPHABET, 2)),)
+    sampling = SamplingParams(
+        seed=rng.randrange(1000),
+        max_tokens=rng.choice((3, 12, 24, 40)),
+        min_tokens=rng.choice((0, 0, 8)),
+        ignore_eos=rng.random() < 0.6,
+        stop_token_ids=(rng.randrange(64),) if rng.random() < 0.2 else (),
+        stop_token_sequences=((rng.randrange(64),),) if rng.random() < 0.2 else (),
+    )
+    if sampling.min_tokens > sampling.max_tokens:
+        sampling = SamplingParams(seed=sampling.seed, max_tokens=sampling.max_tokens, ignore_eos=True)
+    return Ask(f"ask-{number}", tuple(prompt), sampling, DetokenizeOptions(stop_strings=stops))
