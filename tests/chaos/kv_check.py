@@ -99,18 +99,24 @@ def check_kv(cluster: Cluster, prefill: FreshPrefill) -> KVVerdict:
             with cluster.store() as store:
                 cached = _cached_blocks(store, boot_id)
             held = _read_blocks(stub, sorted(cached))
-        for block, fresh in _fresh_blocks(cached, prefill, verdict):
-            data = held[block.block_id].reshape(fresh.shape)
-            difference = prefill.difference(data, fresh)
-            verdict.blocks += 1
-            verdict.difference_max = max(verdict.difference_max, difference)
-            if not difference <= RELATIVE_TOLERANCE:
-                verdict.mismatches += 1
-                verdict.complaints.append(
-                    f"{worker.name}: block {block.block_id} is not the KV of {block.token_ids}: {difference:.2g} apart, "
-                    f"published at step {block.published_step}"
-                )
+        compare(worker.name, cached, held, prefill, verdict)
     return verdict
+
+
+def compare(
+    worker: str, cached: dict[int, PublishedBlock], held: dict[int, np.ndarray], prefill: FreshPrefill, verdict: KVVerdict
+) -> None:
+    """Count in `verdict` where `held`, the blocks of a worker as flat float32, is not the KV of the tokens in `cached`."""
+    for block, fresh in _fresh_blocks(cached, prefill, verdict):
+        difference = prefill.difference(held[block.block_id].reshape(fresh.shape), fresh)
+        verdict.blocks += 1
+        verdict.difference_max = max(verdict.difference_max, difference)
+        if not difference <= RELATIVE_TOLERANCE:
+            verdict.mismatches += 1
+            verdict.complaints.append(
+                f"{worker}: block {block.block_id} is not the KV of {block.token_ids}: {difference:.2g} apart, "
+                f"published at step {block.published_step}"
+            )
 
 
 def _cached_blocks(store: redis.Redis, boot_id: bytes) -> dict[int, PublishedBlock]:
