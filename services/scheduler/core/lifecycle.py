@@ -42,10 +42,11 @@ class Lifecycle:
 
     def restart_from(self, sequence: Sequence, output_token_ids: tuple[int, ...]) -> None:
         """A live sequence waits at the head with another output."""
+        held_len = sequence.held_len
         if sequence.status is SequenceStatus.RUNNING:
             self.send_back(sequence)
         self.waiting.remove(sequence)
-        sequence.restart_from(output_token_ids)
+        sequence.restart_from(output_token_ids, held_len)
         self.waiting.push_front(sequence)
         self.book.touch(sequence)
 

@@ -19,8 +19,8 @@ class Adoption:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredRequest:
-    """One request after the join. RUNNING iff `adoption` is set, FINISHED iff `finish` is, else WAITING with `attempt` the
-    highest ever used (the next entry into a batch takes attempt + 1)."""
+    """One request after the join. RUNNING iff `adoption` is set, FINISHED iff `finish` is, else WAITING. `attempt` is the highest that
+    anybody has seen, which is not always that of the slot adopted: the next entry into a batch takes one above."""
 
     submission: Submission
     arrival: Arrival

@@ -69,13 +69,13 @@ def join(
     for claim in claims:
         sources[claim.request_id].claims.append(claim)
     joined = [_join_request(request, sources[key], stop_rule) for key, request in stored.requests.items()]
-    unknown = [said for key, said in sources.items() if key not in stored.requests]
+    orphans, drops = _orphans(said for key, said in sources.items() if key not in stored.requests)
     return Recovered(
         last_record=stored.last,
         requests=tuple(item.request for item in joined),
         workers=tuple(_recovered_worker(worker, report, stored) for worker, report in reports.items()),
-        orphans=tuple(OrphanSlot(live.worker, live.slot) for said in unknown for live in said.live),
-        drops=tuple(drop for item in joined for drop in item.drops),
+        orphans=orphans,
+        drops=(*(drop for item in joined for drop in item.drops), *drops),
         num_contradictions=sum(item.num_contradictions for item in joined),
     )
 
@@ -99,18 +99,14 @@ def _join_request(stored: StoredRequest, said: _Sources, stop_rule: StopRule) ->
         submission=stored.submission,
         arrival=stored.arrival,
         subscriber=max([stored.subscriber, *(claim.subscriber for claim in said.claims)]),
-        attempt=max([stored.attempt, *attempts]) if adopted is None else adopted.slot.attempt,
+        attempt=max([stored.attempt, *attempts]),
         output_token_ids=tokens,
         adoption=None if adopted is None else Adoption(adopted.worker, adopted.slot),
         finish=finish,
         num_cached_tokens=stored.num_cached_tokens,
         timings=stored.timings,
     )
-    drops = tuple(
-        SlotToDrop(item.worker, item.slot.slot, item.slot.request_id, item.slot.attempt, finish)
-        for item in live
-        if item is not adopted
-    )
+    drops = tuple(_drop(item, finish) for item in live if item is not adopted)
     return _Joined(request, drops, num_contradictions)
 
 
@@ -159,6 +155,21 @@ def _slot_to_adopt(stored: StoredRequest, live: list[_LiveSlot], tokens: Tokens)
         ):
             return item
     return None
+
+
+def _orphans(unknown: Iterable[_Sources]) -> tuple[tuple[OrphanSlot, ...], tuple[SlotToDrop, ...]]:
+    """Of each unknown request one slot a worker, that of the highest attempt; the others are dropped."""
+    orphans: list[OrphanSlot] = []
+    drops: list[SlotToDrop] = []
+    for said in unknown:
+        latest = {item.worker: item for item in sorted(said.live, key=lambda item: item.slot.attempt)}
+        orphans += [OrphanSlot(worker, item.slot) for worker, item in latest.items()]
+        drops += [_drop(item, None) for item in said.live if latest[item.worker] is not item]
+    return tuple(orphans), tuple(drops)
+
+
+def _drop(item: _LiveSlot, finish: Finish | None) -> SlotToDrop:
+    return SlotToDrop(item.worker, item.slot.slot, item.slot.request_id, item.slot.attempt, finish)
 
 
 def _recovered_worker(worker: str, report: WorkerReport, stored: StoredState) -> RecoveredWorker:

@@ -59,6 +59,14 @@ class Replica:
         self.drops: list[SlotDrop] = []
         self.in_flight: deque[IssuedBatch] = deque()
         self.block_deltas: list[BlockDelta] = []
+        self.attempts: dict[bytes, int] = {}  # the highest that the report names, of every request in it
+        seen = [(slot.request_id, slot.attempt) for slot in report.slots]
+        seen += [(slot.request_id, slot.attempt) for slot in report.dropped]
+        for request_id, attempt in seen:
+            self.attempts[request_id] = max(attempt, self.attempts.get(request_id, 0))
+        self.given_up: dict[
+            bytes, SlotReport
+        ] = {}  # orphans' slots that nobody has come for in time, or who came with other tokens
         self._last_step = report.last_step
         self._free_slots: list[int] = []
 
@@ -118,6 +126,7 @@ class Replica:
     def drop_orphan(self, request_id: bytes) -> None:
         """Give up an orphan's slot and blocks."""
         orphan = self.orphans.pop(request_id)
+        self.given_up[request_id] = orphan.slot
         self.manager.free(orphan.table)
         heappush(self._free_slots, orphan.slot.slot)
         self.drop_reported(orphan.slot, None)

@@ -87,7 +87,7 @@ class Scheduler:
         sequence = Sequence(submission, arrival, now_us, new_ledger(submission, received), subscriber)
         sequence.set_rules(self._fleet.rules(submission))
         self._lifecycle.begin(sequence)
-        adopt_orphans(self._lifecycle, sequence)
+        self._num_contradictions += adopt_orphans(self._lifecycle, sequence)
         self._lifecycle.end_if_stopped(sequence, 0, now_us)
         return Admitted(request_id)
 

@@ -1,5 +1,7 @@
 """One request through its life: its tokens, its place on a worker, its end (ATOM's `Sequence`)."""
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,9 +30,11 @@ class JournalCursor:
 class Sequence:
     """One request. Owned and changed by the scheduler; others only read.
 
-    `attempt` numbers its entries into batches and never goes back. `has_entered` is false while a running sequence still has to be
+    `attempt` numbers its entries into batches. It is that of the slot in which it goes on, so it can be below one that some worker has seen,
+    which is at most `attempt_floor`: the next entry is above both. `has_entered` is false while a running sequence still has to be
     sent to its slot whole. `admission` is the number of its latest admission, the order of victims.
-    `stranded_len` is how many positions a worker held at takeover without this sequence being able to go on with them.
+    `held_len` is how many positions its slot held when this leader took over, `stranded_len` how many a worker held then and this
+    sequence could not, or can no longer, go on with.
     """
 
     submission: Submission
@@ -41,6 +45,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     type: SequenceType = SequenceType.DUMMY
     attempt: int = 0
+    attempt_floor: int = 0
     admission: int = 0
     worker: str = ""
     slot: int | None = None
@@ -49,6 +54,7 @@ class Sequence:
     rules: StopRules | None = None  # none until a worker has told the model
     tokens_max: int = 0
     num_cached_tokens: int = 0
+    held_len: int = 0
     stranded_len: int = 0
     finish: Finish | None = None
     finished_us: int = 0
@@ -111,11 +117,13 @@ class Sequence:
         self.finish = finish
         self.ledger.cut(finish.output_len)
 
-    def restart_from(self, output_token_ids: tuple[int, ...]) -> None:
-        """Replace the output of a waiting sequence; nothing computed or hashed for the old one counts."""
+    def restart_from(self, output_token_ids: tuple[int, ...], held_len: int) -> None:
+        """Replace the output of a waiting sequence; nothing computed or hashed for the old one counts. `held_len` is that of the slot
+        which it has left for this."""
         assert self.status is SequenceStatus.WAITING
-        prompt = self.ledger.token_ids[: self.ledger.prompt_len]
-        self.ledger = Ledger(len(prompt), prompt + list(output_token_ids))
+        old = self.ledger
+        self.ledger = Ledger(old.prompt_len, old.token_ids[: old.prompt_len] + list(output_token_ids))
+        self.stranded_len = min(max(self.stranded_len, held_len), _common_len(old.token_ids, self.ledger.token_ids))
         self.table = BlockTable()
         self.cursor.output_len = 0
 
@@ -128,6 +136,11 @@ class Sequence:
             and computed < len(tokens)
             and slot.token_ids[:computed].tolist() == tokens[:computed]
         )
+
+    def held_in(self, slots: Iterable[SlotReport]) -> int:
+        """The most positions of this sequence whose KV one of these slots holds."""
+        token_ids = self.ledger.token_ids
+        return max((min(slot.computed_len, _common_len(token_ids, slot.token_ids.tolist())) for slot in slots), default=0)
 
     def continue_in(self, slot: SlotReport, worker: str) -> None:
         """Go on in a slot that agrees: take its table, its computed length, and its ids where they extend ours.
@@ -147,7 +160,7 @@ class Sequence:
     def enter(self) -> SlotEntry:
         """Begin the next attempt: everything the worker needs of this sequence. Positions computed so far count as cached."""
         assert self.slot is not None and not self.has_entered and self.ledger.positions_in_flight == 0
-        self.attempt += 1
+        self.attempt = self.attempt_floor = 1 + max(self.attempt, self.attempt_floor)
         self.has_entered = True
         return SlotEntry(
             slot=self.slot,
@@ -178,8 +191,14 @@ class Sequence:
         assert not self.table.block_ids, "a sequence that does not run holds no blocks"
         self.worker, self.slot, self.has_entered = "", None, False
         self.ledger.restart(0)
-        self.cursor.num_blocks = 0
+        self.held_len = self.cursor.num_blocks = 0
 
     def _move(self, status: SequenceStatus) -> None:
         assert status in ALLOWED_TRANSITIONS[self.status], f"{self.status} to {status}"
         self.status = status
+
+
+def _common_len(one: Items[int], other: Items[int]) -> int:
+    """How many tokens they begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))

@@ -1,6 +1,6 @@
 """Going on from what a worker holds: at an attach, and at the start of a term."""
 
-from collections.abc import Iterable
+from collections import defaultdict
 
 from services.scheduler.core.held_blocks import held_blocks
 from services.scheduler.core.ledger import Ledger
@@ -30,6 +30,10 @@ def attach(lifecycle: Lifecycle, config: Config, name: str, report: WorkerReport
     lifecycle.fleet.check_model(name, report.description)
     earlier = lifecycle.fleet.get(name)
     replica = Replica(name, report, config)
+    for request_id, attempt in replica.attempts.items():
+        seen = lifecycle.book.get(request_id)
+        if seen is not None:
+            seen.attempt_floor = max(seen.attempt_floor, attempt)
     slots = _slots_to_go_on_in(lifecycle, name, report)
     orphans: list[SlotReport] = []
     for slot in report.slots:
@@ -83,6 +87,10 @@ def restore(lifecycle: Lifecycle, config: Config, recovered: Recovered, reports:
         lifecycle.fleet.check_model(worker.worker, reports[worker.worker].description)
     replicas = {worker.worker: Replica(worker.worker, reports[worker.worker], config) for worker in recovered.workers}
     held: dict[str, list[tuple[Sequence, SlotReport]]] = {name: [] for name in replicas}
+    slots: dict[bytes, list[SlotReport]] = defaultdict(list)
+    for report in reports.values():
+        for slot in report.slots:
+            slots[slot.request_id].append(slot)
     for item in sorted(recovered.requests, key=lambda item: item.arrival):
         sequence = _recovered_sequence(item, now_us)
         if item.finish is not None:
@@ -95,7 +103,9 @@ def restore(lifecycle: Lifecycle, config: Config, recovered: Recovered, reports:
             held[item.adoption.worker].append((sequence, item.adoption.slot))
         else:
             lifecycle.begin(sequence)
-            sequence.stranded_len = _held_len(sequence, reports.values())
+            # A slot of an earlier attempt its last leader had moved on from itself.
+            latest = (slot for slot in slots.get(sequence.request_id, ()) if slot.attempt == item.attempt)
+            sequence.stranded_len = sequence.held_in(latest)
             if item.adoption is not None:
                 replicas[item.adoption.worker].drop_reported(item.adoption.slot, None)
     for drop in recovered.drops:
@@ -104,12 +114,17 @@ def restore(lifecycle: Lifecycle, config: Config, recovered: Recovered, reports:
         replica = replicas[worker.worker]
         orphans = [orphan.slot for orphan in recovered.orphans if orphan.worker == replica.name]
         replica.adopt(held[replica.name], orphans, worker.published)
+        for sequence, slot in held[replica.name]:
+            sequence.held_len = slot.computed_len
         replica.next_step = worker.next_step
         lifecycle.fleet.put(replica)
 
 
-def adopt_orphans(lifecycle: Lifecycle, sequence: Sequence) -> None:
-    """A waiting sequence goes on in the orphaned slot of its id with the highest attempt that agrees; the others are given up."""
+def adopt_orphans(lifecycle: Lifecycle, sequence: Sequence) -> int:
+    """A new, waiting sequence goes on in the orphaned slot of its id with the highest attempt that agrees; the others are given up.
+    Returns how many of them contradict it."""
+    num_contradictions = 0
+    sequence.attempt_floor = max((replica.attempts.get(sequence.request_id, 0) for replica in lifecycle.fleet), default=0)
     owners = [replica for replica in lifecycle.fleet if sequence.request_id in replica.orphans]
     owners.sort(key=lambda replica: replica.orphans[sequence.request_id].slot.attempt, reverse=True)
     for replica in owners:
@@ -118,9 +133,14 @@ def adopt_orphans(lifecycle: Lifecycle, sequence: Sequence) -> None:
             lifecycle.waiting.remove(sequence)
             sequence.admission = lifecycle.next_admission()
             replica.adopt_orphan(sequence)
+            sequence.held_len = slot.computed_len
         else:
-            sequence.attempt = max(sequence.attempt, slot.attempt)
+            num_contradictions += not sequence.agrees_with(slot)
             replica.drop_orphan(sequence.request_id)
+    if sequence.status is SequenceStatus.WAITING:
+        given_up = (replica.given_up.get(sequence.request_id) for replica in lifecycle.fleet)
+        sequence.stranded_len = sequence.held_in(slot for slot in given_up if slot is not None)
+    return num_contradictions
 
 
 def _recovered_sequence(item: RecoveredRequest, now_us: int) -> Sequence:
@@ -133,12 +153,7 @@ def _recovered_sequence(item: RecoveredRequest, now_us: int) -> Sequence:
         ledger=new_ledger(item.submission, item.output_token_ids),
         subscriber=item.subscriber,
         attempt=item.attempt,
+        attempt_floor=item.attempt,
         num_cached_tokens=item.num_cached_tokens,
         timings=timings,
     )
-
-
-def _held_len(sequence: Sequence, reports: Iterable[WorkerReport]) -> int:
-    """The most positions of a sequence that a live slot of any worker holds."""
-    own = (slot for report in reports for slot in report.slots if slot.request_id == sequence.request_id)
-    return max((slot.computed_len for slot in own if sequence.agrees_with(slot)), default=0)
