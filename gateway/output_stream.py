@@ -1,7 +1,8 @@
 """One request's output on its way to the client: tokens in, numbered pieces of text out.
 
 The text is a function of the token ids, the options and the finish alone: however the outputs were cut, and whichever gateway looks, it
-is the same, and so is the token at which a stop string ends it. A stream that goes on elsewhere detokenizes again from token 0.
+is the same, and so is the token at which a stop string ends it. A stream that goes on elsewhere detokenizes again from token 0, and shows
+only what lies beyond what its client has.
 
 What ends up in the text: everything but the stop. A stop token (EOS or a stop token id) leaves no text, and its text is not searched for
 stop strings; a stop string is cut with all after it. `include_stop_in_output` shows either (a special token's text only if those are shown).
@@ -22,26 +23,32 @@ _STOP_TOKEN_REASONS = (FinishReason.EOS, FinishReason.STOP_TOKEN)
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a resuming client has been shown already: output ids from the first on, and bytes (UTF-8) of text."""
+    """What a resuming client has been shown already: so many output tokens from the first on, and so many bytes (UTF-8) of text.
 
-    token_ids: tuple[int, ...] = ()
+    `token_ids` are these tokens, or empty where the client has not kept them: then they have to come again.
+    """
+
+    num_tokens: int = 0
     text_bytes: int = 0
+    token_ids: tuple[int, ...] = ()
 
 
 class OutputStream:
     """State of one request at a gateway.
 
     `token_ids` are all output ids held, those shown before a resume included; `finish` is the end, once there is one.
-    `subscriber` is the client's resume number; outputs for another one are not for this stream.
+    `subscriber` is the client's resume number; outputs for another one are not for this stream. What the client says it was shown is
+    checked as soon as its tokens are held, by the constructor or by `feed`, which then raise InvalidRequest.
     """
 
     __slots__ = (
         "_absorbed",
         "_detokenizer",
-        "_include_stop",
         "_matcher",
-        "_shown_bytes",
+        "_options",
+        "_shown",
         "_text_bytes",
+        "_tokenizer",
         "finish",
         "subscriber",
         "token_ids",
@@ -51,29 +58,33 @@ class OutputStream:
         self.subscriber = subscriber
         self.token_ids = list(shown.token_ids)
         self.finish: Finish | None = None
-        self._shown_bytes = shown.text_bytes
-        self._include_stop = options.include_stop_in_output
+        self._shown = shown
+        self._tokenizer = tokenizer
+        self._options = options
         self._detokenizer = tokenizer.detokenizer(options.skip_special_tokens)
         self._matcher = StopMatcher(StopStrings(options.stop_strings))
         self._absorbed = 0  # tokens detokenized
         self._text_bytes = 0  # text that came of them, shown or not
+        if len(self.token_ids) == shown.num_tokens:
+            self._check_shown_text()
 
     def feed(self, output: RequestOutput) -> Delta | None:
         """Take what the scheduler sent; returns what is new to the client, None for nothing (duplicates, another subscriber's, after the end).
 
-        A stop token must come in the same output as its finish. Raises OutputGap, and InvalidRequest on the first output after a resume
-        where the client's text does not fit its tokens; both end this request only.
+        A stop token must come in the same output as its finish. Raises OutputGap, and InvalidRequest where the answer is not the one
+        of which a resuming client says that it was shown so much; both end this request only.
         """
         if self.finish is not None or output.subscriber != self.subscriber:
             return None
         self._check_dense(output)
-        token_offset = len(self.token_ids)
-        self.token_ids.extend(output.token_ids[token_offset - output.token_offset :])
-        text = self._absorb(output.finish)
-        text_offset = self._text_bytes
-        self._text_bytes += len(text.encode())
-        if text_offset < self._shown_bytes:
-            text_offset, text = self._shown_bytes, self._unshown(text)
+        held = len(self.token_ids)
+        self.token_ids.extend(output.token_ids[held - output.token_offset :])
+        if held < self._shown.num_tokens <= len(self.token_ids):
+            self._check_shown_text()
+        text_offset, text = self._beyond_shown(self._absorb(output.finish))
+        if self.finish is not None:
+            self._check_shown_ends()
+        token_offset = max(held, self._shown.num_tokens)
         found_here = self.finish != output.finish
         delta = Delta(
             token_offset=token_offset,
@@ -88,6 +99,8 @@ class OutputStream:
         return delta if delta.token_ids or delta.text or delta.finish else None
 
     def _check_dense(self, output: RequestOutput) -> None:
+        if output.finish is not None and output.finish.output_len < self._shown.num_tokens:
+            raise _refused("token_offset", f"is {self._shown.num_tokens}; the answer has {output.finish.output_len} tokens")
         held, end = len(self.token_ids), output.token_offset + len(output.token_ids)
         if output.token_offset > held:
             raise OutputGap(f"tokens {held} to {output.token_offset} never arrived")
@@ -115,22 +128,60 @@ class OutputStream:
         if isinstance(piece, StopMatch):
             return self._stop_at(piece)
         self.finish = finish
-        stop_token_ids = self.token_ids[self._absorbed :] if self._include_stop else []
+        stop_token_ids = self.token_ids[self._absorbed :] if self._options.include_stop_in_output else []
         stop_text = "".join(map(self._detokenizer.step, stop_token_ids)) + self._detokenizer.finish()
         return piece + self._matcher.flush() + stop_text
 
     def _stop_at(self, match: StopMatch) -> str:
         del self.token_ids[self._absorbed :]
         self.finish = Finish(FinishReason.STOP_STRING, self._absorbed, stop_string=match.stop_string)
-        return match.text + match.stop_string if self._include_stop else match.text
+        return match.text + match.stop_string if self._options.include_stop_in_output else match.text
 
-    def _unshown(self, text: str) -> str:
-        """What of the first text after a resume lies beyond what the client has."""
-        try:
-            rest = text.encode()[self._shown_bytes :].decode()
-        except UnicodeDecodeError:
-            rest = ""
-        if len(rest.encode()) != self._text_bytes - self._shown_bytes:
-            problem = f"{self._shown_bytes} is no character's start within the {self._text_bytes} bytes of these tokens"
-            raise InvalidRequest([InvalidField("text_offset", problem)])
-        return rest
+    def _check_shown_text(self) -> None:
+        """Refuse a text that cannot have come of the tokens shown with it, text held back until the end included."""
+        shown, decode = self._shown, self._tokenizer.decode
+        ids, skip = self.token_ids[: shown.num_tokens], self._options.skip_special_tokens
+        text = decode(ids, skip).encode()
+        if not _is_boundary(text, shown.text_bytes):
+            text = (
+                decode(ids[:-1], skip) + decode(ids[-1:], skip)
+            ).encode()  # a stop token's bytes complete no character before it
+        if shown.text_bytes > len(text):
+            raise _refused("text_offset", f"is {shown.text_bytes}; the first {shown.num_tokens} tokens have {len(text)} bytes")
+        if not _is_boundary(text, shown.text_bytes):
+            raise _within_a_character(shown.text_bytes)
+
+    def _check_shown_ends(self) -> None:
+        """Refuse what lies beyond the end."""
+        shown = self._shown
+        if shown.num_tokens > len(self.token_ids):
+            raise _refused(
+                "token_offset", f"is {shown.num_tokens}; a stop string ends the answer after {len(self.token_ids)} tokens"
+            )
+        if shown.text_bytes > self._text_bytes:
+            raise _refused("text_offset", f"is {shown.text_bytes}; the answer has {self._text_bytes} bytes")
+
+    def _beyond_shown(self, text: str) -> tuple[int, str]:
+        """Offset and text of what of this next piece the client has not been shown."""
+        text_offset, shown_bytes = self._text_bytes, self._shown.text_bytes
+        data = text.encode()
+        self._text_bytes += len(data)
+        if text_offset >= shown_bytes:
+            return text_offset, text
+        missing = shown_bytes - text_offset
+        if missing < len(data) and not _is_boundary(data, missing):
+            raise _within_a_character(shown_bytes)
+        return shown_bytes, data[missing:].decode()
+
+
+def _is_boundary(data: bytes, offset: int) -> bool:
+    """Whether a character of `data` begins at `offset`, or `data` ends there."""
+    return offset == len(data) or (offset < len(data) and data[offset] & 0xC0 != 0x80)
+
+
+def _refused(field: str, description: str) -> InvalidRequest:
+    return InvalidRequest([InvalidField(f"resume.{field}", description)])
+
+
+def _within_a_character(text_bytes: int) -> InvalidRequest:
+    return _refused("text_offset", f"is {text_bytes}, which is within a character of the answer")

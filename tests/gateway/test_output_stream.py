@@ -1,5 +1,6 @@
 """A request's stream at the gateway: dense offsets, one end, and the same text however the outputs were cut."""
 
+from dataclasses import replace
 from itertools import chain, pairwise
 
 import pytest
@@ -91,21 +92,64 @@ def test_the_answer_is_the_naive_one_however_it_is_cut(
     assert stream.feed(output(len(ids), [64])) is None
 
 
-@settings(max_examples=300, deadline=None)
-@given(answers(), st.lists(st.integers(0, 20)), st.integers(0, 20))
+@settings(max_examples=1000, deadline=None)
+@given(answers(), st.lists(st.integers(0, 20)), st.integers(0, 20), st.booleans(), st.booleans(), st.lists(st.integers(0, 20)))
 def test_a_resume_elsewhere_continues_text_and_tokens(
-    byte_level: Tokenizer, answer: tuple[list[int], Finish, DetokenizeOptions], cuts: list[int], received: int
+    byte_level: Tokenizer,
+    answer: tuple[list[int], Finish, DetokenizeOptions],
+    cuts: list[int],
+    received: int,
+    has_the_last: bool,
+    keeps_ids: bool,
+    cuts_again: list[int],
 ) -> None:
-    """The client got the first deltas, then its gateway died, the end never having arrived; the next one gets the same ids."""
+    """The client got the first deltas, at most all but the word of the end, then its gateway died. The next one gets what the client
+    has not kept, cut anyhow."""
     ids, finish, options = answer
-    first = [d for d in drain(OutputStream(byte_level, options), outputs(ids, cuts, finish))[:received] if not d.finish]
-    shown = Shown(tuple(i for d in first for i in d.token_ids), len("".join(d.text for d in first).encode()))
-    known = len(shown.token_ids)
+    sent = [replace(delta, finish=None) for delta in drain(OutputStream(byte_level, options), outputs(ids, cuts, finish))]
+    first = sent[: min(received, len(sent) - (not has_the_last))]
+    ids_shown = tuple(i for d in first for i in d.token_ids)
+    shown = Shown(len(ids_shown), len("".join(d.text for d in first).encode()), ids_shown if keeps_ids else ())
     second = OutputStream(byte_level, options, subscriber=1, shown=shown)
-    rest = drain(second, [output(known, ids[known:], finish, subscriber=1)])
-    assert_dense(rest, known, shown.text_bytes)
+    known = len(shown.token_ids)
+    again = [
+        replace(each, subscriber=1, token_offset=known + each.token_offset) for each in outputs(ids[known:], cuts_again, finish)
+    ]
+    rest = drain(second, again)
+    assert_dense(rest, shown.num_tokens, shown.text_bytes)
     whole = join_deltas([*first, *rest])
     assert (whole.text, list(whole.token_ids), whole.finish) == naive(byte_level, options, ids, finish)
+
+
+@settings(max_examples=500, deadline=None)
+@given(answers(), st.integers(0, 30), st.integers(0, 60), st.booleans(), st.lists(st.integers(0, 20)))
+def test_wrong_offsets_are_refused_or_give_the_rest_of_the_answer(
+    byte_level: Tokenizer,
+    answer: tuple[list[int], Finish, DetokenizeOptions],
+    num_tokens: int,
+    text_bytes: int,
+    keeps_ids: bool,
+    cuts: list[int],
+) -> None:
+    """Whatever a client says it has: either it is told that this cannot be, or what it gets is exactly what lies beyond."""
+    ids, finish, options = answer
+    text, kept, end = naive(byte_level, options, ids, finish)
+    keeps_ids = keeps_ids and num_tokens <= len(ids)
+    known = num_tokens if keeps_ids else 0
+    try:
+        stream = OutputStream(byte_level, options, 1, Shown(num_tokens, text_bytes, tuple(ids[:known])))
+        again = [
+            replace(each, subscriber=1, token_offset=known + each.token_offset) for each in outputs(ids[known:], cuts, finish)
+        ]
+        rest = drain(stream, again)
+    except InvalidRequest as error:
+        assert {item.field for item in error.fields} <= {"resume.token_offset", "resume.text_offset"}
+        return
+    assert_dense(rest, num_tokens, text_bytes)
+    assert num_tokens <= len(kept)
+    assert "".join(delta.text for delta in rest).encode() == text.encode()[text_bytes:]
+    assert [i for delta in rest for i in delta.token_ids] == kept[num_tokens:]
+    assert stream.finish == end
 
 
 @pytest.mark.parametrize(
@@ -220,15 +264,52 @@ def test_a_gap_ends_its_own_request_and_changes_nothing(byte_level: Tokenizer, b
 
 
 @pytest.mark.parametrize("text_bytes", [1, 2, 3, 5, 100])
-def test_a_resume_with_a_text_offset_that_does_not_fit_is_refused(byte_level: Tokenizer, text_bytes: int) -> None:
-    stream = OutputStream(byte_level, DetokenizeOptions(), shown=Shown(tuple(byte_level.encode("😀", False)), text_bytes))
-    with pytest.raises(InvalidRequest, match="text_offset"):
-        stream.feed(output(4, []))
+@pytest.mark.parametrize("keeps_ids", [True, False])
+def test_a_resume_with_a_text_offset_that_does_not_fit_is_refused(
+    byte_level: Tokenizer, text_bytes: int, keeps_ids: bool
+) -> None:
+    ids = byte_level.encode("a😀", False)
+    kept = tuple(ids) if keeps_ids else ()
+    with pytest.raises(InvalidRequest, match=r"resume\.text_offset"):
+        stream = OutputStream(byte_level, DetokenizeOptions(), shown=Shown(5, 1 + text_bytes, kept))
+        assert keeps_ids or stream.feed(output(0, ids[:4])) is None
+        stream.feed(output(0, [*ids, 64]))
+
+
+def test_text_of_no_token_is_refused(byte_level: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="is 1; the first 0 tokens have 0 bytes"):
+        OutputStream(byte_level, DetokenizeOptions(), shown=Shown(0, 1))
+
+
+@pytest.mark.parametrize("keeps_ids", [True, False])
+def test_a_resume_beyond_the_end_is_refused(byte_level: Tokenizer, keeps_ids: bool) -> None:
+    ids = byte_level.encode("abSTOPcd", False)
+    for stops, sent, problem in (
+        (
+            (),
+            output(3 if keeps_ids else 0, [] if keeps_ids else ids[:3], Finish(FinishReason.ABORTED, 3)),
+            "the answer has 3 tokens",
+        ),
+        (("STOP",), output(8, [87]) if keeps_ids else output(0, ids), "a stop string ends the answer after 6 tokens"),
+    ):
+        shown = Shown(8, 2, tuple(ids) if keeps_ids else ())
+        stream = OutputStream(byte_level, DetokenizeOptions(stops), shown=shown)
+        with pytest.raises(InvalidRequest, match=f"resume.token_offset: is 8; {problem}"):
+            stream.feed(sent)
+
+
+def test_a_resume_at_the_end_gets_the_end_alone(byte_level: Tokenizer) -> None:
+    ids, finish = byte_level.encode("aST", False), Finish(FinishReason.MAX_TOKENS, 3)
+    for text_bytes, text in ((1, "ST"), (3, "")):
+        for kept in (tuple(ids), ()):
+            stream = OutputStream(byte_level, DetokenizeOptions(("STOP",)), shown=Shown(3, text_bytes, kept))
+            delta = stream.feed(output(len(kept), ids[len(kept) :], finish))
+            assert delta == Delta(3, (), text_bytes, text, 5, finish, TIMINGS)
 
 
 def test_a_resumed_stream_holds_the_tokens_shown_before(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("aST", False)
-    stream = OutputStream(byte_level, DetokenizeOptions(("STOP",)), subscriber=1, shown=Shown(tuple(ids), 1))
+    stream = OutputStream(byte_level, DetokenizeOptions(("STOP",)), subscriber=1, shown=Shown(3, 1, tuple(ids)))
     assert stream.token_ids == ids
     assert stream.feed(output(3, [], subscriber=1)) is None
     assert stream.feed(output(3, byte_level.encode("x", False), subscriber=1)) == Delta(3, (87,), 1, "STx", 5)
