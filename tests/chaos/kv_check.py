@@ -48,10 +48,11 @@ class KVVerdict:
 
 
 class FreshPrefill:
-    """The KV of token ids, computed in this process."""
+    """The KV of token ids, computed in this process. `computed` keeps it by the digest of the block's whole prefix."""
 
     def __init__(self, setup: Setup) -> None:
         source = open_model(MODEL)
+        self.computed: dict[int, np.ndarray] = {}
         self._is_exact = setup.is_deterministic
         self._model: CausalLM
         if self._is_exact:
@@ -157,8 +158,10 @@ def _fresh_blocks(
             verdict.complaints.append(f"{len(chain)} cached blocks hang on a prefix that is not cached")
             continue
         chain.reverse()
-        fresh = prefill.blocks([token for link in chain for token in by_digest[link][0].token_ids])
-        for index, link in enumerate(chain):
+        if not prefill.computed.keys() >= set(chain):
+            fresh = prefill.blocks([token for link in chain for token in by_digest[link][0].token_ids])
+            prefill.computed.update(zip(chain, fresh, strict=True))
+        for link in chain:
             if link not in done:
                 done.add(link)
-                yield from ((block, fresh[index]) for block in by_digest[link])
+                yield from ((block, prefill.computed[link]) for block in by_digest[link])
