@@ -192,8 +192,10 @@ class House:
         self.outputs[name].append(self.workers[name].step())
 
     def hear(self, name: str = WORKER) -> None:
-        """The leader gets the oldest output."""
-        self.lead.hear(name, self.outputs[name].pop(0))
+        """The leader gets the oldest output; it reads none of a worker that it has not attached."""
+        output = self.outputs[name].pop(0)
+        if name in self.lead.nonces:
+            self.lead.hear(name, output)
 
     # -- the store
 

@@ -12,6 +12,7 @@ from services.scheduler.core.recovered import Recovered, RecoveredRequest
 from services.scheduler.core.recovery import GatewayClaim, join
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence_status import SequenceStatus
+from services.scheduler.core.worker_loss import LEFT
 from tessera.values.config import Config
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.identity import Epoch
@@ -168,6 +169,19 @@ def test_positions_that_a_takeover_threw_away_are_counted() -> None:
     rig.attach()
     rig.schedule()
     assert rig.scheduler.load().recomputed_positions == 6 - 4, "what is computed again later has other reasons"
+
+
+def test_on_another_worker_all_of_them_are_computed_again() -> None:
+    """The one that held them is lost before the request is admitted."""
+    rig = Rig(worker=FakeWorker(20, 4))
+    rig.submit(1, numbers(5), max_tokens=8)
+    rig.step()
+    rig.step()
+    stranded(rig)
+    rig.scheduler.attach_worker("worker:2", FakeWorker(20, 4).attach(rig.epoch, 1), rig.now_us)
+    rig.scheduler.lose_worker(WORKER, LEFT, rig.now_us)
+    assert rig.scheduler.schedule("worker:2", rig.now_us) is not None
+    assert rig.scheduler.load().recomputed_positions == 6
 
 
 def orphaned_rig() -> tuple[Rig, tuple[int, ...]]:
