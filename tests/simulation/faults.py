@@ -4,16 +4,20 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.simulation.worker_actor import SimWorker
+
 if TYPE_CHECKING:
     from tests.simulation.system import System
 
 SECOND = 1_000_000
+HANG = 13 * SECOND
+"""Longer than the least time after which a step is overdue."""
 
 KINDS = {
     "none": (),
     "scheduler": ("kill leader", "kill scheduler", "pause leader", "pause scheduler", "break session"),
     "gateway": ("kill gateway", "pause gateway", "break session", "break call"),
-    "worker": ("kill worker", "pause worker", "break worker"),
+    "worker": ("kill worker", "pause worker", "break worker", "hang worker"),
     "store": ("restart store", "empty store", "older store", "full store", "pause store"),
     "cut": ("cut scheduler worker", "cut scheduler store", "cut scheduler gateway", "cut client gateway"),
 }
@@ -85,6 +89,10 @@ def strike(fault: Fault, system: "System") -> None:
         return
     if verb == "kill":
         victim.crash(duration)
+    elif verb == "hang":
+        assert isinstance(victim, SimWorker)
+        victim.log("will HANG for", HANG)
+        victim.hang = HANG
     else:
         victim.pause(duration)
 

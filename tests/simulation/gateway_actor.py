@@ -286,7 +286,7 @@ class SimGateway(Actor):
                     return
                 self._end(earlier, Refusal("TAKEN_OVER", False))
         submission = ask.submission(self.world.rng.randbytes(16))
-        shown = Shown(resume.token_ids, resume.text_offset)
+        shown = Shown(len(resume.token_ids), resume.text_offset, resume.token_ids)
         output = OutputStream(SimTokenizer(), ask.detokenize, resume.number, shown)  # type: ignore[arg-type]
         call = Call(submission, output, end, submission.request_id)
         self.log(

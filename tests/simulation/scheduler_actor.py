@@ -10,8 +10,10 @@ from typing import Any
 from services.scheduler.core.journal_call import Failed, OlderEpoch
 from services.scheduler.core.lease import LeaseHold, LeaseWatch, next_epoch
 from services.scheduler.core.record import StoredState
+from services.scheduler.core.recovered import Recovered
 from services.scheduler.core.recovery import GatewayClaim, join
 from services.scheduler.core.stop_rules import StopRules
+from services.scheduler.core.worker_loss import WorkerLoss
 from services.scheduler.leader import Leader
 from services.scheduler.store.port import EpochTaken, LeaseView, Renewed, StoredJournal
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
@@ -283,9 +285,9 @@ class SimScheduler(Actor):
         if not term.hold.may_speak(now) or not term.reports:
             return
         if term.stored is None:
-            if (len(term.reports) == len(self._workers) or waited >= REPORT_WAIT) and not self._journal_line.is_busy:
-                if now >= term.read_at:
-                    self._journal_line.call("read", (term.epoch,), lambda reply: self._read(term, reply))
+            is_time = len(term.reports) == len(self._workers) or waited >= REPORT_WAIT
+            if is_time and now >= term.read_at and not self._journal_line.is_busy:
+                self._journal_line.call("read", (term.epoch,), lambda reply: self._read(term, reply))
             return
         live = {request_id for request_id, request in term.stored.requests.items() if request.finish is None}
         live |= {slot.request_id for report in term.reports.values() for slot in report.slots}
@@ -328,10 +330,16 @@ class SimScheduler(Actor):
         )  # fmt: skip
         leader = Leader(self._config, term.epoch, description.model, self._wake_journal, lambda: self.world.now)
         term.leader = leader
+        restore = leader.scheduler.restore
+
+        def restore_and_check(recovered: Recovered, reports: dict[str, WorkerReport], now_us: int) -> None:
+            restore(recovered, reports, now_us)
+            self._oracle.joined(leader.scheduler, reports, stored)  # before the first batch, which may preempt
+
+        leader.scheduler.restore = restore_and_check  # type: ignore[method-assign]
         senders = {worker: self._sender(term.lines[worker]) for worker in term.reports}
         leader.lead(recovered, dict(term.reports), senders)
         leader.scheduler.check_integrity()
-        self._oracle.joined(leader.scheduler, term.reports, stored)
         assert not recovered.num_contradictions, "sources contradict each other, though everything is deterministic"
         for session in list(term.hellos):
             self._greet(session)
@@ -392,14 +400,14 @@ class SimScheduler(Actor):
         leader = self.term.leader
         self._gated(lambda: leader.worker_output(line.worker, output))
 
-    def worker_detached(self, line: WorkerLine) -> None:
+    def worker_detached(self, line: WorkerLine, loss: WorkerLoss) -> None:
         """See `Listener`."""
         if self.term is None:
             return
         self.term.reports.pop(line.worker, None)
         leader = self.term.leader
         if leader is not None:
-            self._gated(lambda: leader.worker_detached(line.worker))
+            self._gated(lambda: leader.worker_detached(line.worker, loss))
 
     # -- sessions
 

@@ -5,6 +5,7 @@ say: a block that was handed on, kept or adopted wrongly fails the run at the ne
 """
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
@@ -49,14 +50,14 @@ class SimWorker(Actor):
         self.machine = Machine(name, num_blocks, oracle)
         self.oracle = oracle
         self._is_first = True
+        self.hang = 0  # the next step takes so much longer
         self.start()
 
     def start(self) -> None:
         if not self._is_first:
             self.machine.restart()
         boot_id = bytes([len(self.name), self.machine.boots]) + self.name.encode().ljust(14, b".")
-        description = self.machine.description
-        self.machine.description = type(description)(boot_id, description.model, description.geometry, description.limits)
+        self.machine.description = replace(self.machine.description, boot_id=boot_id)
         self._is_first = False
         self.epoch, self.nonce = NO_EPOCH, 0
         self.stream: End | None = None
@@ -145,7 +146,7 @@ class SimWorker(Actor):
         self.machine.epoch, self.machine.nonce = batch.epoch, batch.nonce
         self.machine.enqueue(batch)
         self.machine.epoch, self.machine.nonce = keep
-        output: ScheduledBatchOutput = self.machine.step()
+        output: ScheduledBatchOutput = replace(self.machine.step(), compute_us=20_000)
         self.log("executed step", batch.step_id, "rows", batch.slots.tolist(), "tokens", output.token_ids.tolist())
         end.send(("output", output))
         if self._attaching is not None:

@@ -1,6 +1,7 @@
 """What clients ask for, and what they must get: the answer of an undisturbed run, computed token by token."""
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +26,9 @@ class SimTokenizer:
 
     def finish(self) -> str:
         return ""
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool) -> str:
+        return "".join(map(self.step, token_ids))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Actor:
         self.is_down = False
         self.paused_until = 0
         self.long_pause_until = 0  # longer than a second, so that the process can notice
-        self.ends: dict["End", None] = {}
+        self.ends: dict[End, None] = {}
         self._ties: dict[object, float] = {}
         world.actors[name] = self
 
@@ -187,7 +187,7 @@ class World:
     def run(self, is_over: Callable[[], bool]) -> None:
         """Handle events until `is_over`, which is asked after each of them."""
         while self._heap:
-            at, tie, number, actor, incarnation, lane, function = heapq.heappop(self._heap)
+            at, _, number, actor, incarnation, lane, function = heapq.heappop(self._heap)
             self.now = max(self.now, at)
             if actor is not None:
                 if actor.incarnation != incarnation or actor.is_down:
