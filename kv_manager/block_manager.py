@@ -102,6 +102,15 @@ class BlockManager:
         free_block_ids = [block_id for block_id in block_ids if not ref_counts[block_id]]
         return PrefixMatch(num_tokens, len(block_ids) * self.block_size, block_ids, free_block_ids, self._pool_version)
 
+    def likely_cached_len(self, table: BlockTable, token_ids: TokenIds) -> int:
+        """Tokens that `match` would find cached, told from digests alone: for choosing between pools. Takes nothing; fills `table.digests`."""
+        usable, num_full = (len(token_ids) - 1) // self.block_size, len(token_ids) // self.block_size
+        if usable <= 0 or not self.enable_prefix_caching:
+            return 0
+        if len(table.digests) < num_full:
+            self._extend_chain(table, self._rows(token_ids, len(table.digests), num_full))
+        return self._index.likely_match_len(table.digests[:usable]) * self.block_size
+
     def blocks_needed(self, match: PrefixMatch, num_tokens: int) -> int:
         """Blocks that leave the free list when a sequence with this match gets a table for `num_tokens` tokens."""
         return self.blocks_spanned(num_tokens) - len(match.block_ids) + len(match.free_block_ids)

@@ -24,6 +24,9 @@ class PrefixIndex(Protocol):
         `digests` are the chain over `token_ids` int32 `[blocks, block_size]` from the sequence's first block on.
         """
 
+    def likely_match_len(self, digests: Sequence[int]) -> int:
+        """How many blocks `longest_match` would find unless digests collide: cheap, for comparing pools."""
+
     def insert(
         self, parent: int | None, block_ids: list[int], digests: Sequence[int], token_ids: npt.NDArray[np.int32], step: int
     ) -> int:
@@ -72,6 +75,10 @@ class HashPrefixIndex:
         if held.tobytes() == wanted.tobytes():
             return block_ids
         return block_ids[: int((held != wanted).any(axis=1).argmax())]
+
+    def likely_match_len(self, digests: Sequence[int]) -> int:
+        """See `PrefixIndex`."""
+        return next((index for index, digest in enumerate(digests) if digest not in self._first), len(digests))
 
     def insert(
         self, parent: int | None, block_ids: list[int], digests: Sequence[int], token_ids: npt.NDArray[np.int32], step: int

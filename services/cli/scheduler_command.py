@@ -6,6 +6,7 @@ import click
 
 from services.cli.config_options import Text, build_config, config_options
 from services.scheduler.config import SchedulerConfig
+from tessera.values.config import WORKER_CHOICES
 
 _TEXTS = {
     "workers": Text("Address of the model worker to drive.", "HOST:PORT", name="--worker"),
@@ -23,6 +24,11 @@ _TEXTS = {
     "enable_chunked_prefill": Text("Compute a long prompt in pieces, beside the decodes.", name="--chunked-prefill"),
     "long_prefill_token_threshold": Text("Most tokens of one prompt in one step; 0 is no cap.", "TOKENS"),
     "max_batches_in_flight": Text("1 or 2. With 2 the next batch leaves before the last output is known.", "COUNT"),
+    "worker_choice": Text(
+        "Which of several workers takes a request: the one with the longest cached prefix where its load allows, the one with the "
+        "least load, or one after the other.",
+        choices=WORKER_CHOICES,
+    ),
     "max_queued_requests": Text("Requests that may wait; the next one is refused (RESOURCE_EXHAUSTED).", "COUNT"),
     "max_queued_tokens": Text("Prompt tokens that may wait; the next request is refused.", "TOKENS"),
     "journal_wait_ms": Text("After this long without Redis, tokens leave although not yet durable.", "MS"),

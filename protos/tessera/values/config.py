@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+WORKER_CHOICES = ("prefix_aware", "least_requests", "least_tokens", "round_robin")
+"""How a worker is chosen for a request: by cached prefix and load, by load alone, or in turn."""
+
 
 class ConfigError(ValueError):
     """A configuration value that cannot work; the message names the field, the value and the fix."""
@@ -26,6 +29,7 @@ class Config:
     enable_chunked_prefill: bool = True  # off: a prompt is computed whole, in one step
     long_prefill_token_threshold: int = 0  # most tokens of one prompt per step; 0 is no cap
     max_batches_in_flight: int = 2  # 2: the next batch leaves before the last output is known
+    worker_choice: str = "prefix_aware"  # who of several workers takes a request, one of WORKER_CHOICES
     max_queued_requests: int = 4096
     max_queued_tokens: int = 4_194_304
     journal_wait_ms: int = 200  # without an acknowledgement for this long, frames leave undurable
@@ -46,6 +50,8 @@ class Config:
             "result_retention_ms": 0,
         }
         check_minimums(self, minimums)
+        if self.worker_choice not in WORKER_CHOICES:
+            raise ConfigError(f"worker_choice must be one of {', '.join(WORKER_CHOICES)}, got {self.worker_choice!r}")
         if self.max_batches_in_flight not in (1, 2):
             raise ConfigError(f"max_batches_in_flight must be 1 or 2, got {self.max_batches_in_flight}")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -3,13 +3,16 @@
 from collections.abc import Sequence as Items
 
 from kv_manager.block_manager import PoolExhausted
-from services.scheduler.core.admission import positions_reserved, resume_watermark
 from services.scheduler.core.lifecycle import Lifecycle
+from services.scheduler.core.placement import Placement, Placer
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.step_plan import StepPlan
 from tessera.values.config import Config
+
+SUSPECT_CHUNK = 64
+"""Positions in one step of a sequence that may bring its worker down."""
 
 
 class Batcher:
@@ -23,22 +26,45 @@ class Batcher:
         self._config = config
         self._lifecycle = lifecycle
         self._waiting = lifecycle.waiting
+        self._placer = Placer(config, lifecycle)
         self.num_preemptions = 0
         self.recomputed_positions = 0
 
     def plan(self, replica: Replica, now_us: int) -> StepPlan:
         """The rows of the next step; they count as in flight."""
         plan = StepPlan(replica.tokens_max, replica.running_max)
-        self._add_decodes(replica, plan)
-        self._add_prefills(replica, plan)
-        while self._waiting and replica.has_room and not plan.is_full:
-            if not self._admit_head(replica, plan, now_us):
+        if self._lifecycle.suspects.strong and self._plan_alone(replica, plan, now_us):
+            return plan
+        running = list(replica.running.values())
+        self._add_decodes(replica, plan, running)
+        if plan.num_decodes < len(replica.running):
+            self._add_prefills(replica, plan, running)
+        while self._waiting and not plan.is_full:
+            placement = self._placer.next_for(replica)
+            if placement is None or not self._admit(placement, plan, now_us):
                 break
         return plan
 
-    def _add_decodes(self, replica: Replica, plan: StepPlan) -> None:
+    def _plan_alone(self, replica: Replica, plan: StepPlan, now_us: int) -> bool:
+        """Give the whole step to one sequence under strong suspicion, with nothing else in flight. False where there is none here."""
+        strong = self._lifecycle.suspects.strong
+        sequence = next((sequence for request_id, sequence in replica.running.items() if request_id in strong), None)
+        placement = self._placer.next_for(replica) if sequence is None else None
+        if sequence is None and (placement is None or placement.sequence.request_id not in strong):
+            return False
+        if replica.in_flight:
+            return True
+        if placement is not None:
+            self._admit(placement, plan, now_us)
+        elif sequence is not None:
+            self._add_decodes(replica, plan, [sequence])
+            if not plan.sequences:
+                self._add_prefills(replica, plan, [sequence])
+        return True
+
+    def _add_decodes(self, replica: Replica, plan: StepPlan, sequences: Items[Sequence]) -> None:
         block_size = replica.manager.block_size
-        for sequence in list(replica.running.values()):
+        for sequence in sequences:
             if plan.is_full:
                 return
             # A prefill's last chunk of one position is a decode as well: it has waited longest.
@@ -51,16 +77,14 @@ class Batcher:
             if new_block_ids is not None:
                 plan.add_decode(sequence, position, new_block_ids)
 
-    def _add_prefills(self, replica: Replica, plan: StepPlan) -> None:
-        if plan.num_decodes == len(replica.running):
-            return
-        for sequence in list(replica.running.values()):
+    def _add_prefills(self, replica: Replica, plan: StepPlan, sequences: Items[Sequence]) -> None:
+        for sequence in sequences:
             if plan.is_full:
                 return
             ledger = sequence.ledger
             if sequence.status is not SequenceStatus.RUNNING or (sequence.has_entered and ledger.num_remaining == 1):
                 continue
-            count = self._chunk(ledger.num_remaining, replica, plan)
+            count = self._chunk(sequence, ledger.scheduled_len, replica, plan)
             new_block_ids = self._grow(replica, plan, sequence, count) if count else None
             if new_block_ids is None:
                 continue
@@ -68,17 +92,14 @@ class Batcher:
                 self._lifecycle.book.touch(sequence)  # its attempt grows
             plan.add_prefill(sequence, count, new_block_ids)
 
-    def _admit_head(self, replica: Replica, plan: StepPlan, now_us: int) -> bool:
-        """Admit the head of the queue if its blocks, and a first chunk, fit now."""
-        sequence, manager = self._waiting.head, replica.manager
+    def _admit(self, placement: Placement, plan: StepPlan, now_us: int) -> bool:
+        """Admit a sequence that fits, if a first chunk of it fits the step."""
+        replica, sequence, match = placement.replica, placement.sequence, placement.match
         ledger, is_resumed = sequence.ledger, sequence.attempt > 0
-        match = manager.match(sequence.table, ledger.token_ids)
-        count = self._chunk(ledger.num_tokens - match.num_cached_tokens, replica, plan)
-        positions = positions_reserved(ledger.num_tokens, sequence.tokens_max)
-        kept_free = resume_watermark(manager.num_blocks) if is_resumed and replica.running else 0
-        if not count or manager.blocks_needed(match, positions) + kept_free > manager.num_free_blocks:
+        count = self._chunk(sequence, match.num_cached_tokens, replica, plan)
+        if not count:
             return False
-        allocated = manager.allocate(sequence.table, match, positions, resumed=is_resumed)
+        allocated = replica.manager.allocate(sequence.table, match, placement.positions, resumed=is_resumed)
         assert not isinstance(allocated, PoolExhausted), f"counted as fitting: {allocated}"
         self._waiting.remove(sequence)
         if not is_resumed:
@@ -93,15 +114,19 @@ class Batcher:
         self._lifecycle.book.touch(sequence)
         return True
 
-    def _chunk(self, num_remaining: int, replica: Replica, plan: StepPlan) -> int:
-        """How many of the positions still to be computed go into this step; 0: none, wait.
+    def _chunk(self, sequence: Sequence, start: int, replica: Replica, plan: StepPlan) -> int:
+        """How many of the positions from `start` on go into this step; 0: none, wait.
 
         Without chunked prefill all or none, except where they can fit no step (a resumed sequence that has outgrown the budget).
+        A sequence under strong suspicion is computed in small pieces where it is suspected, so that little has to be lost to find out.
         """
-        config = self._config
+        config, num_remaining = self._config, max(1, sequence.ledger.num_tokens - start)
         if not config.enable_chunked_prefill and num_remaining <= replica.tokens_max:
             return num_remaining if num_remaining <= plan.tokens_left else 0
         count = min(num_remaining, plan.tokens_left)
+        suspicion = self._lifecycle.suspects.strong.get(sequence.request_id)
+        if suspicion is not None:
+            count = min(count, max(SUSPECT_CHUNK, suspicion.first - start))
         threshold = config.long_prefill_token_threshold
         return min(count, threshold) if threshold else count
 

@@ -6,18 +6,19 @@ from services.scheduler.core.admission import request_len_max
 from services.scheduler.core.errors import ModelMismatch
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.stop_rules import StopRules
-from tessera.values.model import ModelInfo, WorkerDescription
+from tessera.values.model import KVGeometry, ModelInfo, WorkerDescription
 from tessera.values.request import Submission
 
 
 class Fleet:
-    """Replicas by name. A request must fit every worker, so that any of them can run it."""
+    """Replicas by name. Their pools may differ: a request has to fit the largest, and runs only where it fits to its end."""
 
-    __slots__ = ("_replicas", "model")
+    __slots__ = ("_replicas", "largest", "model")
 
     def __init__(self) -> None:
         self._replicas: dict[str, Replica] = {}
         self.model: ModelInfo | None = None  # of the first worker that attached
+        self.largest: KVGeometry | None = None  # the largest pool; as it was where no worker is left
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas.values())
@@ -29,31 +30,52 @@ class Fleet:
     def put(self, replica: Replica) -> None:
         """Take in a worker, in place of its earlier replica."""
         self._replicas[replica.name] = replica
+        self._measure()
+
+    def remove(self, name: str) -> None:
+        """Forget a worker."""
+        del self._replicas[name]
+        self._measure()
+
+    @property
+    def attached(self) -> list[Replica]:
+        """Those that can compute at present."""
+        return [replica for replica in self if replica.is_attached]
 
     def check_model(self, name: str, description: WorkerDescription) -> None:
-        """Raise ModelMismatch unless the worker serves the group's model; the first one decides which that is."""
-        if self.model is None:
-            self.model = description.model
+        """Raise ModelMismatch unless the worker serves the group's model, with KV that lies as the group's does; the first one decides."""
+        geometry = description.geometry
+        if self.model is None or self.largest is None:
+            self.model, self.largest = description.model, geometry
         if description.model != self.model:
             raise ModelMismatch(
                 f"worker {name} serves {description.model.name} (weights {description.model.weights_digest}, tokenizer "
-                f"{description.model.tokenizer_digest}); the group serves {self.model.name} (weights "
-                f"{self.model.weights_digest}, tokenizer {self.model.tokenizer_digest})"
+                f"{description.model.tokenizer_digest}, at most {description.model.max_model_len} tokens); the group serves "
+                f"{self.model.name} (weights {self.model.weights_digest}, tokenizer {self.model.tokenizer_digest}, at most "
+                f"{self.model.max_model_len} tokens)"
+            )
+        if (geometry.block_size, geometry.kv_format) != (self.largest.block_size, self.largest.kv_format):
+            raise ModelMismatch(
+                f"worker {name} has KV blocks of {geometry.block_size} tokens ({geometry.kv_format}); the group has blocks of "
+                f"{self.largest.block_size} tokens ({self.largest.kv_format})"
             )
 
     @property
     def request_len_max(self) -> int | None:
-        """The longest request, prompt and output in tokens, that runs on every worker; None before the first attach."""
-        return min((request_len_max(replica.description.model, replica.description.geometry) for replica in self), default=None)
+        """The longest request, prompt and output in tokens, that runs here; None before the first attach."""
+        return request_len_max(self.model, self.largest) if self.model is not None and self.largest is not None else None
 
     @property
     def step_tokens_max(self) -> int | None:
-        """Positions that every worker can compute in one step; None before the first attach."""
-        return min((replica.tokens_max for replica in self), default=None)
+        """Positions that some worker can compute in one step; None while there is no worker."""
+        return max((replica.tokens_max for replica in self), default=None)
 
     def rules(self, submission: Submission) -> StopRules | None:
         """The stop rules of a request here; None before the first attach."""
-        if self.model is None:
+        if self.model is None or self.largest is None:
             return None
-        pool_len_max = min(replica.description.geometry.num_tokens for replica in self) + 1
-        return StopRules.of(submission, self.model, pool_len_max)
+        return StopRules.of(submission, self.model, self.largest.num_tokens + 1)
+
+    def _measure(self) -> None:
+        pools = [replica.description.geometry for replica in self]
+        self.largest = max(pools, key=lambda pool: pool.num_tokens, default=self.largest)

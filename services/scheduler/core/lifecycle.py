@@ -1,22 +1,25 @@
 """The moves a sequence can make, each with everything that has to change with it: queue, slot, blocks, journal."""
 
 from services.scheduler.core.fleet import Fleet
+from services.scheduler.core.replica import Replica
 from services.scheduler.core.request_book import RequestBook
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
+from services.scheduler.core.suspects import Suspects
 from services.scheduler.core.waiting_queue import WaitingQueue
 from tessera.values.finish import Finish
 
 
 class Lifecycle:
-    """All requests, the queue and the workers, kept in step."""
+    """All requests, the queue, the workers and the suspects, kept in step."""
 
-    __slots__ = ("_num_admissions", "book", "fleet", "waiting")
+    __slots__ = ("_num_admissions", "book", "fleet", "suspects", "waiting")
 
     def __init__(self) -> None:
         self.book = RequestBook()
         self.waiting = WaitingQueue()
         self.fleet = Fleet()
+        self.suspects = Suspects()
         self._num_admissions = 0
 
     def next_admission(self) -> int:
@@ -58,6 +61,13 @@ class Lifecycle:
             self.waiting.remove(sequence)
         sequence.end(finish, now_us)
         self.book.ended(sequence)
+        self.suspects.clear((sequence,))
+
+    def lose(self, replica: Replica) -> None:
+        """A worker is gone: its sequences wait at the head, and those in its line are anybody's."""
+        for sequence in reversed(replica.lose()):
+            self.requeue(sequence)
+        self.waiting.dissolve(replica.name)
 
     def end_if_stopped(self, sequence: Sequence, checked: int, now_us: int) -> None:
         """End a live sequence at the earliest stop after its first `checked` output tokens, if there is one."""
@@ -74,6 +84,8 @@ class Lifecycle:
     def check_integrity(self) -> None:
         """Assert that queue, workers and requests tell one story."""
         self.book.check_integrity()
+        self.waiting.check_integrity()
+        self.suspects.check_integrity()
         for replica in self.fleet:
             replica.check_integrity()
         for sequence in self.book:
@@ -85,7 +97,6 @@ class Lifecycle:
                 assert sequence.output_len == sequence.finish.output_len
             elif sequence.rules is not None:
                 assert sequence.ledger.num_tokens < sequence.tokens_max, "a request went on beyond its end"
-        assert self.waiting.num_tokens == sum(sequence.ledger.num_tokens for sequence in self.waiting)
         num_running = sum(len(replica.running) for replica in self.fleet)
         assert num_running + len(self.waiting) + self.book.num_finished == len(self.book)
 

@@ -76,9 +76,18 @@ class Replica:
         return self.description.boot_id
 
     @property
-    def has_room(self) -> bool:
-        """Whether another sequence may run: below the limit, and with a slot that no orphan holds."""
-        return len(self.running) < self.running_max and bool(self._free_slots)
+    def seats_left(self) -> int:
+        """How many more sequences may run: up to the limit, and with slots that no orphan holds."""
+        return min(self.running_max - len(self.running), len(self._free_slots))
+
+    def can_hold(self, sequence: Sequence) -> bool:
+        """Whether the pool holds a sequence to its end; its last token needs no KV."""
+        return sequence.tokens_max - 1 <= self.description.geometry.num_tokens
+
+    @property
+    def num_held_tokens(self) -> int:
+        """Tokens whose KV its sequences hold, in whole blocks."""
+        return (self.manager.num_blocks - self.manager.num_free_blocks) * self.manager.block_size
 
     # -- taking over what the worker holds
 
@@ -151,9 +160,14 @@ class Replica:
         self.manager.free(sequence.table)
 
     def lose(self) -> list[Sequence]:
-        """The worker is gone: take everything from its sequences, and return them in order of admission."""
+        """The worker is gone: take everything from its sequences, and return them in order of admission. Its next report tells of
+        orphans anew."""
         self.is_attached = False
         self.in_flight.clear()
+        for orphan in self.orphans.values():
+            self.manager.free(orphan.table)
+            heappush(self._free_slots, orphan.slot.slot)
+        self.orphans.clear()
         lost = list(self.running.values())
         for sequence in lost:
             self.vacate(sequence, None)

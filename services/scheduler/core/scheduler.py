@@ -26,6 +26,7 @@ from services.scheduler.core.recovered import Recovered
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.stop_rules import stop_string_wins
+from services.scheduler.core.suspects import GUILTY_AFTER
 from services.scheduler.core.takeover import adopt_orphans, attach, new_ledger, restore
 from services.scheduler.core.worker_loss import WorkerLoss
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
@@ -62,6 +63,8 @@ class Scheduler:
         self._batcher = Batcher(config, self._lifecycle)
         self._num_arrivals = 0
         self._num_contradictions = 0
+        self._keeps_orphans = True
+        self._removed_workers: list[str] = []
 
     # -- requests
 
@@ -143,15 +146,34 @@ class Scheduler:
         Sequences whose slots are reported go on in them, with the longer output; the worker's others wait. Batches in flight are void.
         Raises ModelMismatch, changing nothing.
         """
-        attach(self._lifecycle, self._config, name, report, now_us)
+        attach(self._lifecycle, self._config, name, report, now_us, keeps_orphans=self._keeps_orphans)
+        self._lifecycle.suspects.withdraw(report.description.boot_id)
+        for replica in self._fleet:
+            if not replica.is_attached:
+                self._waiting.dissolve(replica.name)
         self._lifecycle.apply_rules(now_us)
 
     def lose_worker(self, name: str, loss: WorkerLoss, now_us: int) -> None:
-        """A worker is gone: its sequences wait, with their tokens. An attach of the same boot can still find their KV."""
+        """A worker is gone: its sequences wait, with their tokens, and go on here or elsewhere. An attach of the same boot can still find
+        their KV. A request that is proven to bring workers down ends."""
         replica = self._fleet.get(name)
-        if replica is not None:
-            for sequence in reversed(replica.lose()):
-                self._lifecycle.requeue(sequence)
+        if replica is None or not replica.is_attached:
+            return
+        guilty = self._lifecycle.suspects.charge(replica.in_flight, replica.boot_id, loss)
+        self._lifecycle.lose(replica)
+        for sequence in guilty:
+            message = f"no worker can compute this request: {loss.text or 'the worker was lost'}, {GUILTY_AFTER} times with nothing else to do"
+            self._lifecycle.end(sequence, Finish(FinishReason.ERROR, sequence.output_len, message=message), now_us)
+
+    def remove_worker(self, name: str, now_us: int) -> None:
+        """A worker is gone for good: as `lose_worker`, and nothing is kept of it, here or in the journal."""
+        replica = self._fleet.get(name)
+        if replica is None:
+            return
+        self._lifecycle.lose(replica)
+        self._fleet.remove(name)
+        self._removed_workers.append(name)
+        self._lifecycle.apply_rules(now_us)
 
     def schedule(self, name: str, now_us: int) -> ScheduledBatch | None:
         """The next batch for a worker; None while it is not attached, has enough in flight, or has nothing to do.
@@ -188,6 +210,8 @@ class Scheduler:
                 self._lifecycle.end(sequence, finish, now_us)
             else:
                 self._commit(replica, sequence, count, sampled, now_us)
+        if self._lifecycle.suspects:
+            self._lifecycle.suspects.clear(issued.sequences)
 
     def set_durable_step(self, name: str, boot_id: bytes, step_id: int) -> None:
         """The journal has what outputs of this boot up to `step_id` changed: the worker may forget slots dropped until then."""
@@ -205,7 +229,8 @@ class Scheduler:
         self._lifecycle.apply_rules(now_us)
 
     def expire_orphans(self) -> None:
-        """The grace has ended: give up the slots that no request has claimed."""
+        """The grace has ended: give up the slots that no request has claimed, and those that a worker still comes with."""
+        self._keeps_orphans = False
         for replica in self._fleet:
             for request_id in list(replica.orphans):
                 replica.drop_orphan(request_id)
@@ -246,9 +271,10 @@ class Scheduler:
         """What the journal has to learn since the last call; None when that is nothing."""
         requests, decoded, forgotten = self._book.take_changes()
         blocks = tuple(delta for replica in self._fleet for delta in replica.take_block_deltas())
-        if not (requests or decoded or blocks or forgotten):
+        removed, self._removed_workers = tuple(self._removed_workers), []
+        if not (requests or decoded or blocks or forgotten or removed):
             return None
-        return Changes(requests, blocks, forgotten, decoded)
+        return Changes(requests, blocks, forgotten, decoded, removed)
 
     def check_integrity(self) -> None:
         """Assert that all parts tell one story. Costs a pass over everything: for tests, and when idle."""
@@ -288,7 +314,7 @@ class Scheduler:
         """Why a new request cannot come in. For one that had begun the queue's limits are wider: nothing in flight is lost."""
         len_max, step_tokens_max = self._fleet.request_len_max, self._fleet.step_tokens_max
         if len_max is None or step_tokens_max is None:
-            return Refused(RefusalReason.NO_WORKER, "no model worker has been attached yet", RETRY_AFTER_MS)
+            return Refused(RefusalReason.NO_WORKER, "no model worker is there", RETRY_AFTER_MS)
         prompt_len = len(submission.prompt_token_ids)
         refused = too_long(prompt_len, len_max, None if self._config.enable_chunked_prefill else step_tokens_max)
         if refused is not None:

@@ -20,12 +20,12 @@ def new_ledger(submission: Submission, output_token_ids: tuple[int, ...]) -> Led
     return Ledger(len(submission.prompt_token_ids), submission.prompt_token_ids.tolist() + list(output_token_ids))
 
 
-def attach(lifecycle: Lifecycle, config: Config, name: str, report: WorkerReport, now_us: int) -> None:
+def attach(lifecycle: Lifecycle, config: Config, name: str, report: WorkerReport, now_us: int, *, keeps_orphans: bool) -> None:
     """Put a replica made from `report` in the place of the worker's earlier one, if there is one.
 
     A live sequence whose slot is reported goes on in it: one that runs on this worker, and one that waits (its worker was thought lost,
-    or it was preempted in a batch that the worker never started). All others of this worker wait. Prefix-cache entries are kept
-    as far as they hold, and so are orphans.
+    or was not there at the join, or it was preempted in a batch that the worker never started). All others of this worker wait.
+    Prefix-cache entries are kept as far as they hold, and so are slots of unknown requests where `keeps_orphans`.
     """
     lifecycle.fleet.check_model(name, report.description)
     earlier = lifecycle.fleet.get(name)
@@ -35,34 +35,42 @@ def attach(lifecycle: Lifecycle, config: Config, name: str, report: WorkerReport
         if seen is not None:
             seen.attempt_floor = max(seen.attempt_floor, attempt)
     slots = _slots_to_go_on_in(lifecycle, name, report)
-    orphans: list[SlotReport] = []
-    for slot in report.slots:
+    orphans: dict[bytes, SlotReport] = {}
+    for slot in sorted(report.slots, key=lambda slot: slot.attempt, reverse=True):
         if slots.get(slot.request_id) is slot:
             continue
         known = lifecycle.book.get(slot.request_id)
-        if known is None and earlier is not None and slot.request_id in earlier.orphans:
-            orphans.append(slot)
+        if known is None and keeps_orphans and slot.request_id not in orphans:
+            orphans[slot.request_id] = slot
         else:
             replica.drop_reported(slot, known.finish if known is not None else None)
     recorded = earlier.manager.published() if earlier is not None and earlier.boot_id == replica.boot_id else ()
     if earlier is not None:
-        for sequence in reversed(earlier.lose()):
-            lifecycle.requeue(sequence)
-    held = []
-    for request_id, slot in slots.items():
-        waiting = lifecycle.book.get(request_id)
-        assert waiting is not None
-        lifecycle.waiting.remove(waiting)
-        lifecycle.book.touch(waiting)
-        held.append((waiting, slot))
-    held.sort(key=lambda pair: pair[0].admission)
-    replica.adopt(held, orphans, held_blocks(report, recorded))
+        lifecycle.lose(earlier)
+    held = _leave_the_queue(lifecycle, slots)
+    replica.adopt(held, orphans.values(), held_blocks(report, recorded))
     if earlier is not None:
         replica.succeed(earlier)
     lifecycle.fleet.put(replica)
     for sequence, _ in held:
         if sequence.output_len:
             sequence.note_tokens(now_us)
+
+
+def _leave_the_queue(lifecycle: Lifecycle, slots: dict[bytes, SlotReport]) -> list[tuple[Sequence, SlotReport]]:
+    """The waiting sequences that go on in these slots, in order of admission."""
+    held: list[tuple[Sequence, SlotReport]] = []
+    for request_id, slot in slots.items():
+        sequence = lifecycle.book.get(request_id)
+        assert sequence is not None
+        lifecycle.waiting.remove(sequence)
+        lifecycle.book.touch(sequence)
+        held.append((sequence, slot))
+    held.sort(key=lambda pair: (not pair[0].admission, pair[0].admission, pair[0].arrival))
+    for sequence, _ in held:
+        if not sequence.admission:  # admitted by an earlier leader, by a worker that was not there at the join
+            sequence.admission = lifecycle.next_admission()
+    return held
 
 
 def _slots_to_go_on_in(lifecycle: Lifecycle, name: str, report: WorkerReport) -> dict[bytes, SlotReport]:

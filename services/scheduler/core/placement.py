@@ -1,0 +1,99 @@
+"""Who takes the waiting sequences: the next one of a worker, so that the better worker with room gets each."""
+
+from dataclasses import dataclass
+
+from kv_manager.block_manager import PrefixMatch
+from services.scheduler.core.admission import positions_reserved, resume_watermark
+from services.scheduler.core.lifecycle import Lifecycle
+from services.scheduler.core.replica import Replica
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.worker_choice import CHOICES, WorkerLoad, least_requests
+from tessera.values.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A waiting sequence fits a worker now. `match` is good until the pool changes; `positions` is what it gets blocks for."""
+
+    replica: Replica
+    sequence: Sequence
+    match: PrefixMatch
+    positions: int
+
+
+class Placer:
+    """Chooses a worker when a sequence has come to the head of the queue, by the configured `worker_choice`.
+
+    A worker that puts its batch together takes what is its own, and sends those it meets on the way into the lines of the workers
+    that are better for them. So nobody waits for a worker without room, and no worker waits for one that is busy with its step.
+    """
+
+    def __init__(self, config: Config, lifecycle: Lifecycle) -> None:
+        self._choose = CHOICES[config.worker_choice]
+        self._fleet = lifecycle.fleet
+        self._suspects = lifecycle.suspects
+        self._waiting = lifecycle.waiting
+        self._turn = 0
+
+    def next_for(self, replica: Replica) -> Placement | None:
+        """What `replica` admits next; None where nobody who waits for it fits."""
+        waiting = self._waiting
+        while (sequence := waiting.first_for(replica.name)) is not None:
+            in_line = waiting.stands_in_line(sequence)
+            placement = (self._fit(replica, sequence) if in_line else None) or self._place(sequence)
+            if placement is None and (in_line or replica.can_hold(sequence)):
+                return None
+            if placement is not None and placement.replica is replica:
+                return placement
+            if in_line:  # what was kept free here is gone: those behind it choose anew as well
+                waiting.dissolve(replica.name)
+            if placement is None:
+                waiting.send(sequence, self._holder_of(sequence).name, 0)
+            else:
+                num_blocks = placement.replica.manager.blocks_spanned(placement.positions)
+                waiting.send(sequence, placement.replica.name, num_blocks)
+        return None
+
+    def _place(self, sequence: Sequence) -> Placement | None:
+        """The best worker that a sequence fits now."""
+        replicas = [replica for replica in self._fleet if replica.is_attached and self._seats_left(replica, sequence)]
+        while replicas:
+            placement = self._fit(replicas.pop(self._best(replicas, sequence)), sequence)
+            if placement is not None:
+                self._turn += 1
+                return placement
+        return None
+
+    def _best(self, replicas: list[Replica], sequence: Sequence) -> int:
+        """Index of the best of these workers."""
+        if len(replicas) == 1:
+            return 0
+        loads = []
+        for replica in replicas:
+            num_in_line, num_kept = self._waiting.ahead_of(sequence, replica.name)
+            num_tokens = replica.num_held_tokens + num_kept * replica.manager.block_size
+            cached_len = replica.manager.likely_cached_len(sequence.table, sequence.ledger.token_ids)
+            loads.append(WorkerLoad(len(replica.running) + num_in_line, num_tokens, cached_len))
+        choose = least_requests if sequence.request_id in self._suspects.strong else self._choose
+        return choose(loads, self._turn)
+
+    def _seats_left(self, replica: Replica, sequence: Sequence) -> bool:
+        return replica.can_hold(sequence) and replica.seats_left > self._waiting.ahead_of(sequence, replica.name)[0]
+
+    def _fit(self, replica: Replica, sequence: Sequence) -> Placement | None:
+        """A sequence on a worker, where that has a seat and blocks for all its tokens beside those kept for who is ahead in its line."""
+        if not self._seats_left(replica, sequence):
+            return None
+        manager = replica.manager
+        num_ahead, num_kept = self._waiting.ahead_of(sequence, replica.name)
+        if sequence.attempt > 0 and (replica.running or num_ahead):
+            num_kept += resume_watermark(manager.num_blocks)
+        positions = positions_reserved(sequence.ledger.num_tokens, sequence.tokens_max)
+        match = manager.match(sequence.table, sequence.ledger.token_ids)
+        fits = manager.blocks_needed(match, positions) + num_kept <= manager.num_free_blocks
+        return Placement(replica, sequence, match, positions) if fits else None
+
+    def _holder_of(self, sequence: Sequence) -> Replica:
+        """Of the workers whose pool holds a sequence to its end one that can compute, or one that is away where all of them are."""
+        holders = [replica for replica in self._fleet if replica.can_hold(sequence)]
+        return min(holders, key=lambda replica: (not replica.is_attached, len(replica.running)))
