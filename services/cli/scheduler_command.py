@@ -9,7 +9,11 @@ from services.scheduler.config import SchedulerConfig
 from tessera.values.config import WORKER_CHOICES
 
 _TEXTS = {
-    "workers": Text("Address of the model worker to drive.", "HOST:PORT", name="--worker"),
+    "workers": Text(
+        "A model worker to drive, HOST:PORT, or dns:///NAME:PORT for every address of a name. May be repeated.",
+        "TARGET",
+        name="--worker",
+    ),
     "redis_url": Text(
         "The Redis that keeps every request's state: redis://HOST:PORT/DB, unix:///PATH, or "
         "sentinel://HOST:PORT,HOST:PORT/SERVICE/DB.",
@@ -36,7 +40,7 @@ _TEXTS = {
     "gateway_grace_ms": Text("How long the requests of a lost gateway live on.", "MS"),
     "result_retention_ms": Text("How long a finished request can still be read.", "MS"),
     "hello_wait_ms": Text("After a restart with live requests: how long gateways have to say what they hold.", "MS"),
-    "worker_silence_ms": Text("A worker silent for this long is attached again.", "MS"),
+    "worker_silence_ms": Text("A worker silent for this long is lost: its requests go on elsewhere.", "MS"),
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
     "drain_grace_s": Text("After SIGTERM, how long running requests may go on.", "SECONDS"),
     "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),

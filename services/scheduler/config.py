@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.rpc.addresses import check_targets
 from tessera.values.config import Config, ConfigError, check_minimums
 
 
@@ -13,20 +14,19 @@ class SchedulerConfig:
     `listen` may have port 0: the bound address goes to the log and to `ready_file` (JSON with `address`) once serving.
     """
 
-    workers: tuple[str, ...]  # host:port of each model worker
+    workers: tuple[str, ...]  # host:port of each model worker, or dns:///name:port for all addresses of a name
     redis_url: str  # redis://host:port/db, unix:///path/to/socket or sentinel://host:port,host:port/service/db
     listen: str = "127.0.0.1:50052"
     group: str = "default"  # names this scheduler's keys in Redis; one model, one pool of workers
     scheduling: Config = field(default_factory=Config)
     hello_wait_ms: int = 1500  # after a takeover with live requests: how long gateways have to say what they hold
-    worker_silence_ms: int = 5000  # a worker that says nothing for this long is attached again
+    worker_silence_ms: int = 2000  # a worker that says nothing for this long is lost; its requests go on elsewhere
     ready_file: Path | None = None
     drain_grace_s: float = 5.0
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        if len(self.workers) != 1:
-            raise ConfigError(f"workers must name exactly one model worker (host:port), got {len(self.workers)}")
+        check_targets("workers", self.workers)
         if not self.group or any(c in "{}: " for c in self.group):
             raise ConfigError(f"group must be a name without braces, colons or spaces, got {self.group!r}")
         if not self.redis_url.startswith(("redis://", "rediss://", "unix://", "sentinel://")):

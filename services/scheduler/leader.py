@@ -111,6 +111,11 @@ class Leader:
         self.scheduler.lose_worker(address, loss, self._clock())
         self._settle(None)
 
+    def worker_removed(self, address: str) -> None:
+        """It is no longer one of ours, and detached."""
+        self.scheduler.remove_worker(address, self._clock())
+        self._settle(None)
+
     # -- gateways
 
     def session_opened(self, session: GatewaySession, hello: Hello) -> HelloAck:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import structlog
 
+from services.rpc.addresses import addresses
 from services.rpc.errors import FieldViolation, InvalidArgument, Unavailable
 from services.scheduler.clock import now_us
 from services.scheduler.config import SchedulerConfig
@@ -24,7 +25,8 @@ from services.scheduler.leader import Leader
 from services.scheduler.sessions import GatewaySession, Said
 from services.scheduler.store.port import EpochMoved, LeaseView, Store, WrongFormat
 from services.scheduler.worker_link import OlderEpoch as WorkerHasOlderEpoch
-from services.scheduler.worker_link import WorkerLink, accepted_epoch
+from services.scheduler.worker_link import ask_epochs
+from services.scheduler.worker_links import WorkerLinks
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.finish import Finish
 from tessera.values.identity import Epoch, new_instance_id
@@ -39,6 +41,7 @@ EPOCH_LEAP_MAX = 1_000_000
 """How far above this term's a gateway's epoch may be to be believed: a number near the type's end would leave none to take."""
 
 STORE_RETRY_S = 0.2
+ASK_S = 0.5  # for workers to say their epochs
 TICK_S = 0.02
 LEASE_MS = 2000
 
@@ -70,6 +73,7 @@ class Term:
         self._epoch: Epoch | None = None
         self._leader: Leader | None = None
         self._leads = asyncio.Event()
+        self._expected: frozenset[str] = frozenset()  # workers that answered when they were asked for their epochs
         self._reports: dict[str, WorkerReport] = {}
         self._senders: dict[str, Callable[[ScheduledBatch], None]] = {}
         self._reported = asyncio.Event()
@@ -81,8 +85,9 @@ class Term:
     async def run(self, serving: Callable[[bool], None], invite: Callable[["Term"], None]) -> None:
         """Begin the term and lead until somebody else does. `serving` is told when gateways are answered, `invite` when they may be
         invited. Raises Deposed or GatewayAhead."""
-        held = [await accepted_epoch(address) for address in self._config.workers]
-        self._epoch = await self._take_epoch(max(self._told, *(epoch.number for epoch in held)))
+        held = await self._ask_workers()
+        self._expected = frozenset(held)
+        self._epoch = await self._take_epoch(max(self._told, *(epoch.number for epoch in held.values())))
         invite(self)
         try:
             await self._lead(serving)
@@ -97,6 +102,14 @@ class Term:
         return self._leader if self._leads.is_set() else None
 
     # -- beginning
+
+    async def _ask_workers(self) -> dict[str, Epoch]:
+        """The epochs of the workers that are there, at least one."""
+        while True:
+            held = await ask_epochs(await anext(addresses(self._config.workers)), ASK_S)
+            if held:
+                return held
+            await asyncio.sleep(STORE_RETRY_S)
 
     async def _take_epoch(self, highest: int) -> Epoch:
         while True:
@@ -134,9 +147,15 @@ class Term:
         return self._leader
 
     async def _all_reported(self) -> None:
-        while not all(address in self._reports for address in self._config.workers):
+        """At least one worker has reported, and so have the others that were asked, unless that takes too long."""
+        while not self._reports:
             self._reported.clear()
             await self._reported.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.hello_wait_ms / 1000):
+                while not self._expected <= self._reports.keys():
+                    self._reported.clear()
+                    await self._reported.wait()
 
     async def _read_store(self, epoch: Epoch) -> StoredState:
         while True:
@@ -171,8 +190,8 @@ class Term:
         ]
 
     def _stop_rule(self) -> Callable[[Submission, tuple[int, ...]], Finish | None]:
-        report = next(iter(self._reports.values()))
-        model, pool_len_max = report.description.model, report.description.geometry.num_tokens + 1
+        model = next(iter(self._reports.values())).description.model
+        pool_len_max = max(report.description.geometry.num_tokens for report in self._reports.values()) + 1
 
         def first_stop(submission: Submission, output_token_ids: tuple[int, ...]) -> Finish | None:
             tokens = submission.prompt_token_ids.tolist() + list(output_token_ids)
@@ -185,8 +204,7 @@ class Term:
     async def _lead(self, serving: Callable[[bool], None]) -> None:
         """Everything under the taken epoch, side by side; ends by an ExceptionGroup or cancellation."""
         async with asyncio.TaskGroup() as tasks:
-            for address in self._config.workers:
-                tasks.create_task(self._run_link(address, self.epoch))
+            tasks.create_task(self._run_links())
             tasks.create_task(self._watch_over())
             leader = await self._begin()
             serving(True)
@@ -195,10 +213,9 @@ class Term:
                 await asyncio.sleep(TICK_S)
                 leader.tick()
 
-    async def _run_link(self, address: str, epoch: Epoch) -> None:
-        link = WorkerLink(address, epoch, self, self._config.worker_silence_ms)
+    async def _run_links(self) -> None:
         try:
-            await link.run()
+            await WorkerLinks(self._config.workers, self.epoch, self, self._config.worker_silence_ms).run()
         except WorkerHasOlderEpoch as error:
             raise Deposed(str(error)) from error
 
@@ -236,6 +253,11 @@ class Term:
         self._senders.pop(address, None)
         if self._leader is not None:
             self._leader.worker_detached(address, loss)
+
+    def worker_removed(self, address: str) -> None:
+        """See `FleetListener`."""
+        if self._leader is not None:
+            self._leader.worker_removed(address)
 
     # -- what gateways say
 

@@ -34,7 +34,6 @@ UNFIT_RETRY_S_MAX = 5.0
 """A worker that answers, but cannot be used (another model or version, refused batches), is tried less and less often, down to this."""
 
 HEARTBEAT_S = 0.5
-CALL_TIMEOUT_S = 5.0
 TURNS_PER_SILENCE = 8
 """Silence is counted in turns of a loop: a pause of this process is then one turn, and no silence of anybody else."""
 
@@ -97,15 +96,6 @@ async def ask_epochs(addresses: Iterable[str], within_s: float) -> dict[str, Epo
     """The highest epoch that each worker has accepted, all asked at once; who does not answer in time is left out."""
     asked = [asyncio.create_task(_ask_epoch(address, within_s)) for address in addresses]
     return dict(answer for answer in await asyncio.gather(*asked) if answer is not None)
-
-
-async def accepted_epoch(address: str) -> Epoch:
-    """The highest epoch that a worker has accepted. Waits, with retries, until the worker answers."""
-    while True:
-        answers = await ask_epochs((address,), CALL_TIMEOUT_S)
-        if address in answers:
-            return answers[address]
-        await asyncio.sleep(RETRY_S)
 
 
 async def _ask_epoch(address: str, within_s: float) -> tuple[str, Epoch] | None:

@@ -9,7 +9,9 @@ from tessera.values.config import Config, ConfigError
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"workers": ()}, "exactly one model worker"),
+        ({"workers": ()}, "workers must name at least one"),
+        ({"workers": ("worker:1", "worker:1")}, "workers names an address twice"),
+        ({"workers": ("worker",)}, "workers must be HOST:PORT"),
         ({"redis_url": "localhost:6379"}, "redis_url must begin with"),
         ({"group": "a{b}"}, "group must be a name"),
         ({"worker_silence_ms": 0}, "worker_silence_ms must be at least 1, got 0"),
@@ -28,6 +30,7 @@ def test_what_cannot_work_is_named(changes: dict, problem: str) -> None:
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
         ({"gateway_grace_ms": -1}, "gateway_grace_ms must be at least 0"),
         ({"max_batches_in_flight": 3}, "must be 1 or 2, got 3"),
+        ({"worker_choice": "best"}, "worker_choice must be one of prefix_aware, .* got 'best'"),
         (
             {"max_num_seqs": 65, "max_num_batched_tokens": 64},
             r"max_num_batched_tokens \(64\) must be at least max_num_seqs \(65\)",
