@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tessera.client import AsyncClient, Finish, GenerateOptions, Prompt
@@ -20,13 +20,23 @@ class TimedAnswer:
     total_s: float
 
 
-async def stream_answer(address: str, prompt: Prompt, options: GenerateOptions, write: Callable[[str], None]) -> TimedAnswer:
-    """Send `prompt` to the gateway at `address`, hand each piece of text to `write`, return the whole. Raises TesseraError."""
+RESUME_TIMEOUT_S = 10.0
+"""Somebody waits: a gateway's restart and a new leader's takeover take a few seconds, a wrong address for ever."""
+
+
+async def stream_answer(
+    addresses: str | Sequence[str],
+    prompt: Prompt,
+    options: GenerateOptions,
+    write: Callable[[str], None],
+    resume_timeout_s: float = RESUME_TIMEOUT_S,
+) -> TimedAnswer:
+    """Send `prompt` to a gateway at one of `addresses`, hand each piece of text to `write`, return the whole. Raises TesseraError."""
     began_s = time.monotonic()
     text: list[str] = []
     token_ids: list[int] = []
     first_token_s = 0.0
-    async with AsyncClient(address) as client:
+    async with AsyncClient(addresses, resume_timeout_s=resume_timeout_s) as client:
         async for piece in client.stream(prompt, **options):
             if piece.token_ids and not token_ids:
                 first_token_s = time.monotonic() - began_s

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import logging
 import sys
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from services.cli.answer import TimedAnswer, stream_answer, summary, write_piece
+from services.cli.answer import RESUME_TIMEOUT_S, TimedAnswer, stream_answer, summary, write_piece
 from services.cli.sampling_options import given_sampling, sampling_options
 from services.cli.up_config import DEFAULT_LISTEN
 from tessera.client import (
@@ -22,6 +23,7 @@ from tessera.client import (
     TesseraError,
     Unavailable,
 )
+from tessera.client.connection import split_addresses
 
 FAILED = 1
 REFUSED = 2
@@ -32,16 +34,40 @@ _EXIT_STATUS = {InvalidArgument: REFUSED, NotFound: REFUSED, Unavailable: UNREAC
 """Exit status per kind of error; FAILED for the others."""
 
 
+def _addresses(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return split_addresses(given[0] if len(given) == 1 else given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 @click.command("generate", short_help="Send a prompt and stream the answer.")
 @click.argument("prompt")
 @click.option("--chat", is_flag=True, help="Send PROMPT as a user's message through the model's chat template.")
 @click.option("--system", metavar="TEXT", help="System message before PROMPT; implies --chat.")
-@click.option("--address", default=DEFAULT_LISTEN, show_default=True, metavar="HOST:PORT", help="The gateway.")
+@click.option(
+    "--gateway",
+    "--address",
+    "gateways",
+    multiple=True,
+    default=(DEFAULT_LISTEN,),
+    show_default=True,
+    callback=_addresses,
+    metavar="HOST:PORT",
+    help="A gateway; may be given several times: where one fails the answer goes on with the next.",
+)
 @click.option("--model", default="", metavar="NAME", help="A served model; not needed where there is only one.")
 @sampling_options
 @click.option("--stop", multiple=True, metavar="TEXT", help="A string that ends the answer; may be given up to 16 times.")
 @click.option(
     "--timeout-s", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True, help="Give up after so long."
+)
+@click.option(
+    "--resume-timeout-s",
+    type=click.FloatRange(min=0),
+    default=RESUME_TIMEOUT_S,
+    show_default=True,
+    help="Give up when no gateway could go on with the answer for so long; 0: at the first failure.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object at the end instead of text as it comes.")
 def command(prompt: str, **options: Any) -> None:
@@ -54,15 +80,17 @@ def command(prompt: str, **options: Any) -> None:
       tessera generate "Once upon a time" --max-tokens 32
       tessera generate --chat "Why is the sky blue?" --temperature 0 --seed 7
       echo "Hello" | tessera generate - --json
+      tessera generate --gateway 10.0.0.1:50051 --gateway 10.0.0.2:50051 "Once upon a time"
 
     \b
     Exit status: 0 answered; 1 the request failed; 2 it was refused (bad option, INVALID_ARGUMENT, NOT_FOUND);
     3 no gateway answers in time; 130 interrupted.
     """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # the client says when it goes on at another gateway
     asked = _prompt(sys.stdin.read() if prompt == "-" else prompt, options)
     write = _discard if options["as_json"] else write_piece
     try:
-        answer = asyncio.run(stream_answer(options["address"], asked, _options(options), write))
+        answer = asyncio.run(stream_answer(options["gateways"], asked, _options(options), write, options["resume_timeout_s"]))
     except TesseraError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(_EXIT_STATUS.get(type(error), FAILED))

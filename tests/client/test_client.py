@@ -42,10 +42,6 @@ class Scripted(inference_pb2_grpc.InferenceServiceServicer):
         if self.error is not None:
             raise self.error
 
-    async def Generate(self, request, context):
-        await self._take(request)
-        return pb.GenerateResponse(request_id=request.generation.request_id, text="ab", token_ids=[1, 2], finish=FINISH_MESSAGE)
-
     async def StreamGenerate(self, request, context):
         self.requests.append(request)
         request_id = request.generation.request_id
@@ -86,8 +82,8 @@ class Scripted(inference_pb2_grpc.InferenceServiceServicer):
 class BlockingClient:
     """The blocking client with the other one's shape: every call in a thread."""
 
-    def __init__(self, address):
-        self._client = Client(address)
+    def __init__(self, addresses, **options):
+        self._client = Client(addresses, **options)
 
     async def __aenter__(self):
         self._client.__enter__()
@@ -118,7 +114,7 @@ def connected(request):
         server.add(inference_pb2_grpc.add_InferenceServiceServicer_to_server, servicer, "tessera.v1.InferenceService")
         address = await server.start()
         try:
-            async with request.param(address) as client:
+            async with request.param(address, resume_timeout_s=0) as client:
                 yield client, servicer
         finally:
             await server.stop(0)
@@ -165,12 +161,15 @@ def test_every_option_has_its_field(prompt, fields):
     assert generation_of(prompt, {**sampling, **rest, "timeout_s": 1.0}) == expected
 
 
-def test_what_is_left_out_is_left_to_the_server_but_the_request_has_an_id():
-    generation = generation_of("Hi", {})
-    assert generation.sampling == pb.Sampling()
+def test_what_is_left_out_is_left_to_the_server_but_the_request_has_an_id_and_a_seed():
+    generation, other = generation_of("Hi", {}), generation_of("Hi", {"request_id": "", "seed": None})
     assert not generation.HasField("skip_special_tokens")
-    assert len(generation.request_id) == 32
-    assert generation.request_id != generation_of("Hi", {}).request_id
+    assert len(generation.request_id) == len(other.request_id) == 32
+    assert generation.request_id != other.request_id
+    seeds = {generation.sampling.seed, other.sampling.seed}
+    assert len(seeds) == 2 and all(0 <= seed < 1 << 63 for seed in seeds)
+    generation.sampling.ClearField("seed")
+    assert generation.sampling == pb.Sampling()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +203,7 @@ def test_a_status_becomes_its_error_with_details(run_async, connected, sent, kin
         async with connected() as (client, servicer):
             servicer.error = sent
             with pytest.raises(kind) as caught:
-                await client.generate("Hi", request_id="r")
+                await client.abort("r")
             error = caught.value
             assert (error.details.reason, error.message, error.retryable) == ("R", str(sent), retryable)
             assert (error.request_id, error.received_tokens) == ("r", 0)
@@ -216,6 +215,10 @@ def test_a_status_becomes_its_error_with_details(run_async, connected, sent, kin
                 async for piece in client.stream("Hi", request_id="r"):
                     received.append(piece)
             assert len(received) == caught.value.received_tokens == 1
+            assert (caught.value.request_id, caught.value.details) == ("r", error.details)
+            with pytest.raises(kind) as caught:
+                await client.generate("Hi", request_id="r")
+            assert (caught.value.request_id, caught.value.received_tokens) == ("r", 1)
             servicer.error = None
             assert (await client.generate("Hi")).text == "ab", "the client goes on"
 
@@ -256,7 +259,7 @@ def test_a_server_that_comes_back_is_found_by_the_same_client(run_async, connect
             register, name = inference_pb2_grpc.add_InferenceServiceServicer_to_server, "tessera.v1.InferenceService"
             server.add(register, servicer, name)
             address = await server.start()
-            async with type(client)(address) as other:
+            async with type(client)(address, resume_timeout_s=0) as other:
                 assert (await other.model()).name == "m"
                 servicer.hold.clear()
                 stream = other.stream("Hi")

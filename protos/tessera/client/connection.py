@@ -1,16 +1,70 @@
-"""How clients connect."""
+"""How clients connect, and to which of several gateways."""
 
-CHANNEL_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
+import logging
+from collections.abc import Sequence
+
+from tessera.client.errors import TesseraError
+
+_log = logging.getLogger("tessera.client")
+
+CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 1_500),
+    # Any ping under way keeps gRPC from sending another one, and has a timeout of its own (60 s by default): a gateway that stops while
+    # one of gRPC's own measuring pings is under way would be noticed after that.
+    ("grpc.http2.ping_timeout_ms", 1_500),
     ("grpc.http2.max_pings_without_data", 0),
+    # Time for a connection to be made; gRPC has no other name for it.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.service_config", '{"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": true}}]}'),
 ]
-"""A server gone without a word is noticed within 40 s; one that comes back is found within about 2 s."""
+"""While a call runs, a gateway gone or stopped without a word is noticed within 2.5 s: pings are answered by gRPC's own threads, so a
+gateway that is only busy answers them. A connection without a call sends none. One that comes back is found within about 1 s. Where a
+name stands for several gateways, each client takes any one of them for all its calls."""
 
 SHORT_CALL_TIMEOUT_S = 30.0
-"""Deadline of every call but `generate` and `stream`."""
+"""Deadline of every call but `generate` and `stream`, at each gateway that is tried."""
+
+RESUME_TIMEOUT_S = 60.0
+"""How long an answer is tried to be gone on with, where nothing new of it comes."""
+
+_LISTS_OF_THEIR_OWN = ("ipv4:", "ipv6:")
+"""Targets in which a comma separates addresses that gRPC itself chooses from."""
+
+
+def split_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
+    """One target per gateway. Raises ValueError where there is none, or one twice."""
+    if isinstance(addresses, str):
+        addresses = [addresses] if addresses.startswith(_LISTS_OF_THEIR_OWN) else addresses.split(",")
+    targets = tuple(address.strip() for address in addresses)
+    if not targets or not all(targets):
+        raise ValueError(f"an address is empty, or there is none: {addresses!r}")
+    if len(set(targets)) < len(targets):
+        raise ValueError(f"an address is given twice: {', '.join(targets)}")
+    return targets
+
+
+class Gateways:
+    """The gateways of a client by number, and which of them it uses at present. Threads may share it: all it changes is one number,
+    and any value of that is right."""
+
+    def __init__(self, addresses: tuple[str, ...]) -> None:
+        self.addresses = addresses
+        self.present = 0
+
+    def leave(self, gateway: int) -> None:
+        """`gateway` failed: calls that begin from now on go to the next one."""
+        if self.present == gateway:
+            self.present = (gateway + 1) % len(self.addresses)
+
+    def log_failure(self, gateway: int, error: TesseraError) -> None:
+        """Say that an answer goes on elsewhere, for whoever set up logging."""
+        _log.info("request %s, gateway %s: %s; trying again", error.request_id, self.addresses[gateway], error)
+
+    def order(self) -> list[int]:
+        """All of them, the present one first."""
+        count = len(self.addresses)
+        return [(self.present + offset) % count for offset in range(count)]

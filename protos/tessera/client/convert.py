@@ -1,14 +1,9 @@
 """From the messages of `tessera.v1` to the client's values."""
 
-from tessera.client.results import Answer, Finish, FinishReason, Model, Piece, Timings, Usage
+from tessera.client.results import Finish, FinishReason, Model, Piece, Timings, Usage
 from tessera.v1 import inference_pb2 as pb
 
 _REASONS = {pb.FinishReason.Value(f"FINISH_REASON_{reason.name}"): reason for reason in FinishReason}
-
-
-def answer_from_proto(message: pb.GenerateResponse) -> Answer:
-    """A whole answer."""
-    return Answer(message.request_id, message.text, tuple(message.token_ids), finish_from_proto(message.finish))
 
 
 def piece_from_proto(message: pb.StreamGenerateResponse) -> Piece:

@@ -1,7 +1,5 @@
 """Why a call failed: one class per kind of status, with the details that the server sent."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import grpc
@@ -21,9 +19,9 @@ class ErrorDetails:
 
 
 class TesseraError(Exception):
-    """A call that failed. The client itself stays usable: its connection comes back by itself.
+    """A call that failed. The client itself stays usable: its connections come back by themselves.
 
-    For a stream, `received_tokens` is how many output tokens had arrived (0 for other calls); `request_id` is the id of the request.
+    For an answer, `received_tokens` is how many output tokens had arrived (0 for other calls); `request_id` is the id of the request.
     """
 
     retryable = False
@@ -76,7 +74,7 @@ class Overloaded(TesseraError):
 
 
 class Unavailable(TesseraError):
-    """Nobody can answer at the moment, or the connection broke."""
+    """Nobody can answer at the moment, or the connection broke; an answer was tried to be resumed for `resume_timeout_s`."""
 
     retryable = True
 
@@ -94,21 +92,12 @@ _CLASSES: dict[grpc.StatusCode, type[TesseraError]] = {
 }
 
 
-def error_of(call: grpc.RpcError, request_id: str = "", received_tokens: int = 0) -> TesseraError:
+def error_of(call: grpc.RpcError, request_id: str = "") -> TesseraError:
     """The error that `call` (of grpc or grpc.aio) ended with."""
     code: grpc.StatusCode = call.code()
     error = _CLASSES.get(code, TesseraError)(call.details() or code.name, code, _details_of(call))
-    error.request_id, error.received_tokens = request_id, received_tokens
+    error.request_id = request_id
     return error
-
-
-@contextmanager
-def translated_errors(request_id: str = "") -> Iterator[None]:
-    """What gRPC raises inside leaves as a TesseraError."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise error_of(error, request_id) from error
 
 
 def _details_of(call: grpc.RpcError) -> ErrorDetails:

@@ -37,7 +37,8 @@ class SamplingOptions(TypedDict, total=False):
 class GenerateOptions(SamplingOptions, total=False):
     """Keywords of `generate` and `stream`. `timeout_s` is the deadline of the whole answer; without one it may take for ever.
 
-    `request_id` is drawn where it is left out, so that an error can always name it.
+    `request_id` and `seed` are drawn where they are left out, so that an error can always name the request, and the same answer goes on
+    where it has to be computed again.
     """
 
     model: str
@@ -57,8 +58,17 @@ def generation_of(prompt: Prompt, options: GenerateOptions) -> pb.Generation:
     names = SamplingOptions.__annotations__.keys()
     sampling = {name: value for name, value in options.items() if name in names}
     rest = {name: value for name, value in options.items() if name not in names and name != "timeout_s"}
-    rest.setdefault("request_id", secrets.token_hex(16))
+    if not rest.get("request_id"):
+        rest["request_id"] = secrets.token_hex(16)
+    if sampling.get("seed") is None:
+        sampling["seed"] = secrets.randbits(63)
     return pb.Generation(sampling=pb.Sampling(**sampling), **prompt_fields(prompt), **rest)  # type: ignore[arg-type]
+
+
+def time_left_s(options: GenerateOptions, elapsed_s: float) -> float | None:
+    """What is left of `timeout_s` for the next try; None where there is no limit."""
+    timeout_s = options.get("timeout_s")
+    return None if timeout_s is None else max(0.0, timeout_s - elapsed_s)
 
 
 def prompt_fields(prompt: Prompt) -> dict[str, str | pb.ChatPrompt | pb.TokenPrompt]:

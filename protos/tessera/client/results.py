@@ -1,5 +1,6 @@
 """What a gateway answers, as plain values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -64,6 +65,14 @@ class Piece:
     token_ids: tuple[int, ...]
     token_offset: int
     finish: Finish | None
+
+
+def joined(pieces: Sequence[Piece]) -> Answer:
+    """The whole answer of all its pieces."""
+    finish = pieces[-1].finish
+    assert finish is not None, "the last piece has the finish"
+    token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)
+    return Answer(pieces[-1].request_id, "".join(piece.text for piece in pieces), token_ids, finish)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """The client for ordinary, blocking code."""
 
+import threading
+import time
 from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -7,21 +9,36 @@ from typing import Any, Self, Unpack
 import grpc
 
 from tessera.client import convert
-from tessera.client.connection import CHANNEL_OPTIONS, SHORT_CALL_TIMEOUT_S
-from tessera.client.errors import error_of, translated_errors
-from tessera.client.request import ChatMessage, GenerateOptions, Prompt, generation_of, tokenize_request
-from tessera.client.results import Answer, Model, Piece
+from tessera.client.connection import CHANNEL_OPTIONS, RESUME_TIMEOUT_S, SHORT_CALL_TIMEOUT_S, Gateways, split_addresses
+from tessera.client.errors import NotFound, TesseraError, error_of
+from tessera.client.request import ChatMessage, GenerateOptions, Prompt, generation_of, time_left_s, tokenize_request
+from tessera.client.results import Answer, Model, Piece, joined
+from tessera.client.resume import GiveUp, ResumableAnswer, ResumePolicy, is_broken
 from tessera.v1 import inference_pb2 as pb
 from tessera.v1 import inference_pb2_grpc
 
 
 class Client:
-    """One connection to a gateway; threads may share it. Close it, or use it as a context manager. Calls raise TesseraError."""
+    """A connection to each of the gateways that is used; threads may share it. Close it, or use it as a context manager. Calls raise
+    TesseraError.
 
-    def __init__(self, address: str) -> None:
-        """`address` is `host:port`. Nothing is sent before the first call."""
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._stub: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
+    `generate` and `stream` go on by themselves where a connection breaks, a gateway ends, stops answering or has no scheduler: with
+    the next gateway, or the same one where there is only one, from where the answer was. No token comes twice and none is left out,
+    and the request is not computed a second time while a scheduler knows it. Where nothing new comes for `resume_timeout_s`, the last
+    error is raised. Refusals are raised at once, RESOURCE_EXHAUSTED before the first token too unless `retry_overloaded` is set.
+    Calls go to the first gateway that has not failed; the other calls are tried once at each.
+    """
+
+    def __init__(
+        self, addresses: str | Sequence[str], *, resume_timeout_s: float = RESUME_TIMEOUT_S, retry_overloaded: bool = False
+    ) -> None:
+        """`addresses` is one `host:port` per gateway, in a sequence or separated by commas; or a target that gRPC resolves, for example
+        `dns:///gateways:50051`. Nothing is sent before the first call. Raises ValueError for an empty address or one given twice."""
+        self._gateways = Gateways(split_addresses(addresses))
+        self._policy = ResumePolicy(len(self._gateways.addresses), resume_timeout_s, retry_overloaded)
+        self._channels = [grpc.insecure_channel(address, options=CHANNEL_OPTIONS) for address in self._gateways.addresses]
+        self._stubs: list[Any] = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in self._channels]
+        self._closed = threading.Event()
 
     def __enter__(self) -> Self:
         return self
@@ -30,58 +47,87 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the connection; calls still running are cancelled."""
-        self._channel.close()
+        """End the connections; calls still running are cancelled."""
+        self._closed.set()
+        for channel in self._channels:
+            channel.close()
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer:
-        """The whole answer."""
-        generation = generation_of(prompt, options)
-        with translated_errors(generation.request_id):
-            request = pb.GenerateRequest(generation=generation)
-            return convert.answer_from_proto(self._stub.Generate(request, timeout=options.get("timeout_s")))
+        """The whole answer. It is resumed like a stream."""
+        return joined(list(self.stream(prompt, **options)))
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generator[Piece, None, None]:
         """The answer piece by piece, the last one with `finish`. Leaving the loop and closing the generator aborts the request."""
-        generation = generation_of(prompt, options)
-        call = self._stub.StreamGenerate(pb.StreamGenerateRequest(generation=generation), timeout=options.get("timeout_s"))
-        received_tokens = 0
-        try:
-            for message in call:
-                received_tokens = message.token_offset + len(message.token_ids)
-                yield convert.piece_from_proto(message)
-        except grpc.RpcError as error:
-            raise error_of(error, generation.request_id, received_tokens) from error
-        finally:
-            call.cancel()
+        answer = ResumableAnswer(generation_of(prompt, options), self._policy, self._gateways.present)
+        began_s = time.monotonic()
+        while True:
+            now_s = time.monotonic()
+            gateway = answer.gateway
+            timeout_s = time_left_s(options, now_s - began_s)
+            call = self._stubs[gateway].StreamGenerate(answer.request(now_s), timeout=timeout_s)
+            try:
+                for message in call:
+                    piece = answer.take(convert.piece_from_proto(message))
+                    if piece is not None:
+                        yield piece
+                        if answer.is_finished:
+                            return
+                raise answer.ended()
+            except grpc.RpcError as error:
+                failure = error_of(error)
+                step = answer.failed(failure, time.monotonic())
+                if isinstance(step, GiveUp):
+                    raise failure from error
+                self._gateways.leave(gateway)
+                if answer.failures == 1:
+                    self._gateways.log_failure(gateway, failure)
+                if self._closed.wait(step.delay_s):
+                    raise failure from error
+            finally:
+                call.cancel()
 
     def abort(self, request_id: str) -> None:
-        """End a running request; its own call gets the finish ABORTED. Raises NotFound where none runs."""
-        with translated_errors(request_id):
-            self._stub.Abort(pb.AbortRequest(request_id=request_id), timeout=SHORT_CALL_TIMEOUT_S)
+        """End a running request; its own call gets the finish ABORTED. Every gateway is asked: raises NotFound where it runs at none."""
+        failure: TesseraError | None = None
+        for gateway in self._gateways.order():
+            try:
+                self._stubs[gateway].Abort(pb.AbortRequest(request_id=request_id), timeout=SHORT_CALL_TIMEOUT_S)
+                return
+            except grpc.RpcError as error:
+                found = error_of(error, request_id)
+                failure = found if failure is None or isinstance(failure, NotFound) else failure
+        assert failure is not None, "there is at least one gateway"
+        raise failure
 
     def tokenize(
         self, prompt: str | Sequence[ChatMessage], *, model: str = "", add_special_tokens: bool = True
     ) -> tuple[int, ...]:
         """Token ids of text, or of chat messages through the model's template (where `add_special_tokens` has no effect)."""
-        with translated_errors():
-            request = tokenize_request(prompt, model, add_special_tokens)
-            return tuple(self._stub.Tokenize(request, timeout=SHORT_CALL_TIMEOUT_S).token_ids)
+        return tuple(self._ask("Tokenize", tokenize_request(prompt, model, add_special_tokens)).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
-        with translated_errors():
-            request = pb.DetokenizeRequest(model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-            text: str = self._stub.Detokenize(request, timeout=SHORT_CALL_TIMEOUT_S).text
-            return text
+        request = pb.DetokenizeRequest(model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        text: str = self._ask("Detokenize", request).text
+        return text
 
     def model(self, name: str = "") -> Model:
         """One served model; an empty name means the only one."""
-        with translated_errors():
-            response = self._stub.GetModel(pb.GetModelRequest(model=name), timeout=SHORT_CALL_TIMEOUT_S)
-            return convert.model_from_proto(response.model)
+        return convert.model_from_proto(self._ask("GetModel", pb.GetModelRequest(model=name)).model)
 
     def models(self) -> list[Model]:
         """All served models."""
-        with translated_errors():
-            response = self._stub.ListModels(pb.ListModelsRequest(), timeout=SHORT_CALL_TIMEOUT_S)
-            return [convert.model_from_proto(model) for model in response.models]
+        return [convert.model_from_proto(model) for model in self._ask("ListModels", pb.ListModelsRequest()).models]
+
+    def _ask(self, method: str, request: Any) -> Any:
+        """One call, at the next gateway where one cannot answer."""
+        order = self._gateways.order()
+        for gateway in order:
+            try:
+                return getattr(self._stubs[gateway], method)(request, timeout=SHORT_CALL_TIMEOUT_S)
+            except grpc.RpcError as error:
+                failure = error_of(error)
+                if not is_broken(failure) or gateway == order[-1]:
+                    raise failure from error
+                self._gateways.leave(gateway)
+        raise AssertionError("the last gateway answers or raises")

@@ -29,11 +29,17 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServiceServicer):
         self.asked.append(request.generation)
         if self.refusal is not None:
             await context.abort(*self.refusal)
+        text_offset = 0
         for index, piece in enumerate(self.pieces):
-            yield inference_pb2.StreamGenerateResponse(request_id="r1", text=piece, token_ids=[index], token_offset=index)
+            yield inference_pb2.StreamGenerateResponse(
+                request_id="r1", text=piece, text_offset=text_offset, token_ids=[index], token_offset=index
+            )
+            text_offset += len(piece.encode())
         usage = inference_pb2.Usage(prompt_tokens=5, completion_tokens=len(self.pieces))
         finish = inference_pb2.Finish(reason=self.reason, usage=usage)
-        yield inference_pb2.StreamGenerateResponse(request_id="r1", token_offset=len(self.pieces), finish=finish)
+        yield inference_pb2.StreamGenerateResponse(
+            request_id="r1", text_offset=text_offset, token_offset=len(self.pieces), finish=finish
+        )
 
 
 @asynccontextmanager
@@ -61,7 +67,7 @@ async def tessera(*arguments: str, given: str = "") -> tuple[int, str, str]:
 def ask(run_async: RunAsync, gateway: ScriptedGateway, *arguments: str, given: str = "") -> tuple[int, str, str]:
     async def story() -> tuple[int, str, str]:
         async with listening(gateway) as address:
-            return await tessera("generate", *arguments, "--address", address, given=given)
+            return await tessera("generate", *arguments, "--gateway", address, "--resume-timeout-s", "0", given=given)
 
     result: tuple[int, str, str] = run_async(story())
     return result
@@ -73,6 +79,7 @@ def test_text_goes_to_stdout_and_counts_to_stderr(run_async: RunAsync) -> None:
     assert (status, out) == (0, "The capital is Paris.\n")
     assert "[stop; prompt 5 tokens, answer 3 tokens; first after" in err
     assert gateway.asked[0].text == "What is it?"
+    gateway.asked[0].sampling.ClearField("seed")  # drawn by the client
     assert gateway.asked[0].sampling == inference_pb2.Sampling()  # the server's defaults hold
 
 
@@ -141,5 +148,6 @@ def test_a_value_out_of_range_is_refused_here(run_async: RunAsync, option: str, 
 
 
 def test_nobody_there(run_async: RunAsync) -> None:
-    status, out, err = run_async(tessera("generate", "x", "--address", "127.0.0.1:1"))
-    assert (status, out) == (3, "") and "UNAVAILABLE" in err
+    status, out, err = run_async(tessera("generate", "x", "--address", "127.0.0.1:1", "--resume-timeout-s", "0.2"))
+    assert (status, out) == (3, "") and "Error: UNAVAILABLE" in err
+    assert err.count("trying again") == 1, "once per outage"
