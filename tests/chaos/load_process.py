@@ -36,8 +36,8 @@ def main(pipe: Connection, addresses: tuple[str, ...]) -> None:
 async def _serve(pipe: Connection, addresses: tuple[str, ...]) -> None:
     orders = [addresses[index:] + addresses[:index] for index in range(len(addresses))]
     async with contextlib.AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(AsyncClient(*order)) for order in orders]
-        blocking = [stack.enter_context(Client(*order)) for order in orders]
+        clients = [await stack.enter_async_context(AsyncClient(order)) for order in orders]
+        blocking = [stack.enter_context(Client(order)) for order in orders]
         streams = Streams(clients, blocking)
         while True:
             try:
