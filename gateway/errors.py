@@ -8,7 +8,7 @@ INVALID_FIELDS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class InvalidField:
-    """One refused field: its path in the public `Generation` message, e.g. `sampling.top_p`, and why, for people."""
+    """One refused field: its path in the message that was checked, e.g. `sampling.top_p`, and why, for people."""
 
     field: str
     description: str
@@ -37,6 +37,10 @@ class InvalidRequest(GatewayError):
         assert fields, "a refusal names at least one field"
         self.fields = tuple(fields[:INVALID_FIELDS_MAX])
         super().__init__("; ".join(f"{item.field}: {item.description}" for item in self.fields))
+
+    def under(self, prefix: str) -> "InvalidRequest":
+        """The same, with `prefix` before the path of every field."""
+        return InvalidRequest([InvalidField(prefix + item.field, item.description) for item in self.fields])
 
 
 class ChatTemplateError(GatewayError):

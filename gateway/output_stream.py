@@ -20,6 +20,9 @@ from tessera.values.request import DetokenizeOptions, RequestOutput
 
 _STOP_TOKEN_REASONS = (FinishReason.EOS, FinishReason.STOP_TOKEN)
 
+_CUT_SHORT_REASONS = (FinishReason.ABORTED, FinishReason.ERROR, FinishReason.UNSCHEDULABLE)
+"""Ends that are no function of the tokens: an answer that is computed anew may end so before it is as long as it was."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -46,10 +49,10 @@ class OutputStream:
         "_detokenizer",
         "_matcher",
         "_options",
-        "_shown",
         "_text_bytes",
         "_tokenizer",
         "finish",
+        "shown",
         "subscriber",
         "token_ids",
     )
@@ -58,7 +61,7 @@ class OutputStream:
         self.subscriber = subscriber
         self.token_ids = list(shown.token_ids)
         self.finish: Finish | None = None
-        self._shown = shown
+        self.shown = shown
         self._tokenizer = tokenizer
         self._options = options
         self._detokenizer = tokenizer.detokenizer(options.skip_special_tokens)
@@ -67,6 +70,11 @@ class OutputStream:
         self._text_bytes = 0  # text that came of them, shown or not
         if len(self.token_ids) == shown.num_tokens:
             self._check_shown_text()
+
+    @property
+    def token_offset(self) -> int:
+        """Offset of the next token that the client is to be shown."""
+        return max(len(self.token_ids), self.shown.num_tokens)
 
     def feed(self, output: RequestOutput) -> Delta | None:
         """Take what the scheduler sent; returns what is new to the client, None for nothing (duplicates, another subscriber's, after the end).
@@ -77,14 +85,13 @@ class OutputStream:
         if self.finish is not None or output.subscriber != self.subscriber:
             return None
         self._check_dense(output)
-        held = len(self.token_ids)
+        held, token_offset = len(self.token_ids), self.token_offset
         self.token_ids.extend(output.token_ids[held - output.token_offset :])
-        if held < self._shown.num_tokens <= len(self.token_ids):
+        if held < self.shown.num_tokens <= len(self.token_ids):
             self._check_shown_text()
         text_offset, text = self._beyond_shown(self._absorb(output.finish))
-        if self.finish is not None:
+        if self.finish is not None and self.finish.reason not in _CUT_SHORT_REASONS:
             self._check_shown_ends()
-        token_offset = max(held, self._shown.num_tokens)
         found_here = self.finish != output.finish
         delta = Delta(
             token_offset=token_offset,
@@ -99,9 +106,9 @@ class OutputStream:
         return delta if delta.token_ids or delta.text or delta.finish else None
 
     def _check_dense(self, output: RequestOutput) -> None:
-        if output.finish is not None and output.finish.output_len < self._shown.num_tokens:
-            raise _refused("token_offset", f"is {self._shown.num_tokens}; the answer has {output.finish.output_len} tokens")
         held, end = len(self.token_ids), output.token_offset + len(output.token_ids)
+        if output.finish is not None and end < held <= self.shown.num_tokens and output.finish.output_len == end:
+            raise _refused("token_offset", f"is {self.shown.num_tokens}; the answer has {end} tokens")
         if output.token_offset > held:
             raise OutputGap(f"tokens {held} to {output.token_offset} never arrived")
         if output.finish is not None and (end < held or output.finish.output_len != end):
@@ -139,7 +146,7 @@ class OutputStream:
 
     def _check_shown_text(self) -> None:
         """Refuse a text that cannot have come of the tokens shown with it, text held back until the end included."""
-        shown, decode = self._shown, self._tokenizer.decode
+        shown, decode = self.shown, self._tokenizer.decode
         ids, skip = self.token_ids[: shown.num_tokens], self._options.skip_special_tokens
         text = decode(ids, skip).encode()
         if not _is_boundary(text, shown.text_bytes):
@@ -153,17 +160,15 @@ class OutputStream:
 
     def _check_shown_ends(self) -> None:
         """Refuse what lies beyond the end."""
-        shown = self._shown
+        shown = self.shown
         if shown.num_tokens > len(self.token_ids):
-            raise _refused(
-                "token_offset", f"is {shown.num_tokens}; a stop string ends the answer after {len(self.token_ids)} tokens"
-            )
+            raise _refused("token_offset", f"is {shown.num_tokens}; the answer has {len(self.token_ids)} tokens")
         if shown.text_bytes > self._text_bytes:
             raise _refused("text_offset", f"is {shown.text_bytes}; the answer has {self._text_bytes} bytes")
 
     def _beyond_shown(self, text: str) -> tuple[int, str]:
         """Offset and text of what of this next piece the client has not been shown."""
-        text_offset, shown_bytes = self._text_bytes, self._shown.text_bytes
+        text_offset, shown_bytes = self._text_bytes, self.shown.text_bytes
         data = text.encode()
         self._text_bytes += len(data)
         if text_offset >= shown_bytes:

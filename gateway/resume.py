@@ -47,7 +47,7 @@ def validate_resume(request: GenerateInput, resume: ResumeInput, model: ServedMo
     try:
         submission = validate(request, model, principal)
     except InvalidRequest as error:
-        problems.extend(InvalidField(GENERATION + item.field, item.description) for item in error.fields)
+        problems.extend(error.under(GENERATION).fields)
     if submission is not None and resume.token_offset > submission.sampling.max_tokens:
         text = f"is {resume.token_offset}, above max_tokens, which is {submission.sampling.max_tokens}"
         problems.append(InvalidField("resume.token_offset", text))

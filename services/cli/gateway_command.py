@@ -8,14 +8,18 @@ from services.cli.config_options import Text, build_config, config_options
 from services.gateway.config import GatewayConfig
 
 _TEXTS = {
-    "scheduler": Text("Address of the scheduler.", "HOST:PORT"),
+    "scheduler": Text(
+        "A scheduler, or dns:///NAME:PORT for all that NAME stands for. Repeat it for each of a group.", "HOST:PORT"
+    ),
     "model": Text("The model of the scheduler's workers: its tokenizer and chat template are read here too.", "MODEL"),
     "listen": Text("Where clients connect. Port 0 takes a free one.", "HOST:PORT"),
     "receive_bytes_max": Text("Largest request; a larger one is refused (RESOURCE_EXHAUSTED).", "BYTES"),
     "scheduler_wait_ms": Text("How long a request waits for a scheduler before it is UNAVAILABLE.", "MS"),
     "heartbeat_ms": Text("A scheduler silent for three of these is connected to again.", "MS"),
+    "detach_grace_ms": Text("How long the request of a client that has left waits for its resume. 0 aborts it at once.", "MS"),
+    "max_concurrent_requests": Text("More at once are refused (RESOURCE_EXHAUSTED); of resumes, twice as many.", "COUNT"),
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
-    "drain_grace_s": Text("After SIGTERM, how long running requests may go on.", "SECONDS"),
+    "drain_grace_s": Text("After SIGTERM, how long running requests may go on; then their clients are sent on.", "SECONDS"),
     "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),
 }
 
@@ -29,8 +33,8 @@ def command(**options: Any) -> None:
     Example, with a scheduler on port 50052:
       tessera gateway --scheduler 127.0.0.1:50052 --model SmolLM2-135M-Instruct
 
-    It listens at once; its health is SERVING while a scheduler answers. SIGTERM or Ctrl-C ends it after the running
-    requests, at most drain-grace-s.
+    It listens at once; its health is SERVING while a leading scheduler answers. SIGTERM or Ctrl-C ends it after the running
+    requests, at most drain-grace-s; what still runs then ends as UNAVAILABLE, and can be resumed at another gateway.
     """
     config = build_config(GatewayConfig, options)
     from services.cli.role_process import run_role  # here: `--help` needs no tokenizer

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.rpc.addresses import check_targets
 from tessera.values.config import ConfigError, check_minimums
 
 
@@ -10,23 +11,35 @@ from tessera.values.config import ConfigError, check_minimums
 class GatewayConfig:
     """Parsed once by the command line, then frozen.
 
-    `model` is what the worker was started with: a directory, a GGUF file or a known name. `listen` may have port 0: the bound
-    address goes to the log and to `ready_file` (JSON with `address`) once the gateway answers. It answers health before there
-    is a scheduler; the service's own name is SERVING while a session stands.
+    `scheduler` are all schedulers of one group (see `services.rpc.addresses`); whichever leads is listened to. `model` is what the worker
+    was started with: a directory, a GGUF file or a known name. `listen` may have port 0: the bound address goes to the log and to
+    `ready_file` (JSON with `address`) once the gateway answers. It answers health before there is a scheduler; the service's own
+    name is SERVING while a session stands.
     """
 
-    scheduler: str  # host:port
+    scheduler: tuple[str, ...]
     model: str
     listen: str = "127.0.0.1:50051"
     receive_bytes_max: int = 16 << 20  # largest request
     scheduler_wait_ms: int = 10_000  # how long a new request waits for a scheduler before it is UNAVAILABLE
     heartbeat_ms: int = 500  # a session silent for three of these is opened again
+    detach_grace_ms: int = 0  # how long the request of a client that has left may be resumed; 0: it is aborted
+    max_concurrent_requests: int = 4096
     ready_file: Path | None = None
     drain_grace_s: float = 30.0  # how long running requests may go on after SIGTERM
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        check_minimums(self, {"receive_bytes_max": 1, "scheduler_wait_ms": 0, "heartbeat_ms": 1, "drain_grace_s": 0})
-        for name in ("scheduler", "model", "listen"):
+        minimums = {
+            "receive_bytes_max": 1,
+            "scheduler_wait_ms": 0,
+            "heartbeat_ms": 1,
+            "detach_grace_ms": 0,
+            "max_concurrent_requests": 1,
+            "drain_grace_s": 0,
+        }
+        check_minimums(self, minimums)
+        check_targets("scheduler", self.scheduler)
+        for name in ("model", "listen"):
             if not getattr(self, name):
                 raise ConfigError(f"{name} must not be empty")

@@ -7,6 +7,7 @@ import numpy as np
 from gateway.chat_template import ChatMessage
 from gateway.delta import Delta, PublicReason
 from gateway.generate_input import GenerateInput, Prompt, SamplingInput
+from gateway.resume import ResumeInput
 from services.gateway.session import Served
 from tessera.v1 import inference_pb2
 from tessera.values.finish import Finish
@@ -35,6 +36,11 @@ def generate_input_from_proto(message: inference_pb2.Generation) -> GenerateInpu
         include_stop_in_output=message.include_stop_in_output,
         skip_special_tokens=skip,
     )
+
+
+def resume_from_proto(message: inference_pb2.Resume) -> ResumeInput:
+    """What a client says it has received, unchecked."""
+    return ResumeInput(message.number, message.token_offset, message.text_offset, token_ids_from_proto(message.token_ids))
 
 
 def _prompt_from_proto(message: inference_pb2.Generation) -> Prompt | None:

@@ -3,15 +3,20 @@
 from collections.abc import Iterator
 
 from services.gateway.request_stream import RequestStream
-from services.rpc.errors import AlreadyExists
+from tessera.values.session import LiveRequest
+
+HELLO_REQUESTS_MAX = 65_536
+HELLO_TOKENS_MAX = 16 << 20
+"""Most that a Hello lists: well below the largest message between our processes. What is beyond is submitted after the Hello."""
 
 
 class LiveRequests:
-    """By internal id, and by (principal, client's id) while its client may still abort it."""
+    """By internal id, and by (principal, client's id) while a client may still abort them: two streams of one request have one until it
+    is known that they are of one."""
 
     def __init__(self) -> None:
         self._streams: dict[bytes, RequestStream] = {}
-        self._client_ids: dict[tuple[str, str], RequestStream] = {}
+        self._client_ids: dict[tuple[str, str], list[RequestStream]] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -21,35 +26,55 @@ class LiveRequests:
         return iter(list(self._streams.values()))
 
     def add(self, stream: RequestStream) -> None:
-        """Raises AlreadyExists where the client's id lives."""
-        key = _client_key(stream)
-        if key in self._client_ids:
-            raise AlreadyExists(
-                f"generation.request_id: a request with the id {key[1]!r} is running",
-                reason="REQUEST_ID_IN_USE",
-                metadata={"field": "generation.request_id"},
-            )
+        """A request that is to be submitted."""
         self._streams[stream.request_id] = stream
-        self._client_ids[key] = stream
+        self._client_ids.setdefault(_client_key(stream), []).append(stream)
 
     def get(self, request_id: bytes) -> RequestStream | None:
         """The request with this internal id."""
         return self._streams.get(request_id)
 
-    def of_client(self, principal: str, client_request_id: str) -> RequestStream | None:
-        """The request that this principal calls `client_request_id`."""
-        return self._client_ids.get((principal, client_request_id))
+    def of_client(self, principal: str, client_request_id: str) -> tuple[RequestStream, ...]:
+        """The streams of what this principal calls `client_request_id`."""
+        return tuple(self._client_ids.get((principal, client_request_id), ()))
+
+    def rename(self, stream: RequestStream, request_id: bytes) -> RequestStream | None:
+        """`stream` goes on with what lives as `request_id`. Returns the stream that had it until now, which is no longer live."""
+        earlier = self._streams.get(request_id)
+        if earlier is stream:
+            return None
+        if earlier is not None:
+            self.remove(earlier)
+        del self._streams[stream.request_id]
+        stream.go_on_as(request_id)
+        self._streams[request_id] = stream
+        return earlier
 
     def release_client_id(self, stream: RequestStream) -> None:
-        """The client's id may be used again; the request itself goes on until its scheduler has ended it."""
+        """The client is done with this one; the request itself goes on until its scheduler has ended it."""
         key = _client_key(stream)
-        if self._client_ids.get(key) is stream:
-            del self._client_ids[key]
+        streams = self._client_ids.get(key, [])
+        if stream in streams:
+            streams.remove(stream)
+            if not streams:
+                del self._client_ids[key]
 
     def remove(self, stream: RequestStream) -> None:
         """Nothing more will come for this request."""
         self.release_client_id(stream)
-        self._streams.pop(stream.request_id, None)
+        if self._streams.get(stream.request_id) is stream:
+            del self._streams[stream.request_id]
+
+    def for_hello(self) -> tuple[LiveRequest, ...]:
+        """What a Hello lists of them: all, within its bounds."""
+        listed: list[LiveRequest] = []
+        num_tokens = 0
+        for stream in self:
+            num_tokens += stream.num_tokens
+            if len(listed) == HELLO_REQUESTS_MAX or num_tokens > HELLO_TOKENS_MAX:
+                break
+            listed.append(stream.live())
+        return tuple(listed)
 
 
 def _client_key(stream: RequestStream) -> tuple[str, str]:

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 from gateway.tokenizer_source import load_tokenizer
 from services.gateway.config import GatewayConfig
+from services.gateway.running_calls import RunningCalls
 from services.gateway.servicer import SERVICE_NAME, InferenceServicer
 from services.gateway.session import SchedulerSession
 from services.rpc.logs import configure_logs
 from services.rpc.server import RpcServer, ServerConfig, stop_signal
 from tessera.v1 import inference_pb2_grpc
 from tessera.values.known_models import locate
+
+STATUS_S = 1.0
+"""How long the last calls have to tell their clients how they ended."""
 
 CONNECTION_AGE_S = 1800.0
 """A client's connection is asked to end after this, so that clients find new gateways; its streams go on."""
@@ -44,15 +48,20 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
     def standing(ready: bool) -> None:
         server.health.set_ready(SERVICE_NAME, ready)
 
-    session = SchedulerSession(config.scheduler, tokenizer, config.heartbeat_ms / 1000, standing)
-    servicer = InferenceServicer(session, config.scheduler_wait_ms / 1000)
+    session = SchedulerSession(config, tokenizer, standing)
+    calls = RunningCalls(config.max_concurrent_requests, session.live)
+    servicer = InferenceServicer(session, calls, config.scheduler_wait_ms / 1000)
     server.add(inference_pb2_grpc.add_InferenceServiceServicer_to_server, servicer, SERVICE_NAME, ready=False)
     address = await server.start()
     sessions = asyncio.create_task(session.run())
     try:
         yield Gateway(address, session, sessions)
     finally:
-        await server.stop(0 if sessions.done() else config.drain_grace_s)
+        server.health.drain()
+        session.drain()
+        await calls.all_ended(0 if sessions.done() else config.drain_grace_s)
+        session.end_all()
+        await server.stop(STATUS_S)
         await session.close()
         sessions.cancel()
         await asyncio.wait((sessions,))

@@ -14,10 +14,14 @@ from services.rpc.errors import (
     ServiceError,
     Unavailable,
 )
+from tessera.values.protocol import VERSION_SKEW
 from tessera.values.session import Rejected, RejectReason
 
 DRAINING_RETRY_MS = 1000
 """When to try again where a draining scheduler does not say: about as long as the next one takes."""
+
+ELSEWHERE_RETRY_MS = 100
+"""When to try again what another gateway can do at once."""
 
 
 def refusal_of(error: GatewayError, prefix: str = "") -> ServiceError:
@@ -28,7 +32,7 @@ def refusal_of(error: GatewayError, prefix: str = "") -> ServiceError:
         case UnknownModel():
             return NotFound(prefix + str(error), reason="MODEL_NOT_FOUND", metadata={"field": prefix + "model"})
         case TokenizerMismatch():
-            return FailedPrecondition(str(error), reason=TOKENIZER_MISMATCH)
+            return tokenizer_mismatch(str(error))
         case OutputGap():
             return Internal("output of this request was lost between scheduler and gateway", reason="OUTPUT_GAP")
         case _:
@@ -54,3 +58,19 @@ def rejection_of(rejected: Rejected, prompt_field: str) -> ServiceError:
 def taken_over() -> ServiceError:
     """Another stream of the same request goes on instead of this one."""
     return Aborted("another stream has taken this request over", reason="TAKEN_OVER")
+
+
+def draining() -> ServiceError:
+    """This gateway is shutting down; another one can go on with the request."""
+    text = "this gateway is shutting down; resume or retry at another one"
+    return Unavailable(text, reason="DRAINING", retry_after_ms=ELSEWHERE_RETRY_MS)
+
+
+def tokenizer_mismatch(text: str) -> ServiceError:
+    """The leader's workers have another tokenizer."""
+    return FailedPrecondition(text, reason=TOKENIZER_MISMATCH)
+
+
+def version_skew(text: str) -> ServiceError:
+    """The leader is of another release; a gateway of that release can serve."""
+    return Unavailable(text, reason=VERSION_SKEW, retry_after_ms=DRAINING_RETRY_MS)

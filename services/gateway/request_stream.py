@@ -8,12 +8,11 @@ import structlog
 from gateway.delta import Delta, join_deltas
 from gateway.errors import GatewayError
 from gateway.output_stream import OutputStream
-from gateway.tokenizer import Tokenizer
 from services.gateway.refusals import refusal_of
-from services.rpc.errors import Internal, ServiceError
+from services.rpc.errors import Internal, InvalidArgument, ServiceError
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.request import RequestOutput, RequestTimings, Submission
-from tessera.values.session import Abort, LiveRequest, StopFound, Submit
+from tessera.values.session import Abort, Detach, LiveRequest, StopFound, Submit
 
 _log = structlog.get_logger()
 
@@ -25,17 +24,18 @@ class RequestStream:
     """State of one live request. Belongs to the event loop; one reader at a time.
 
     What arrives is detokenized at once, so a stop string ends the request however slowly its client reads, and waits as one growing
-    piece: a slow reader costs the text it has not read, never a queue of frames.
+    piece: a slow reader costs the text it has not read, never a queue of frames. `prompt_field` is where the prompt stands in the
+    client's message.
     """
 
-    def __init__(self, submission: Submission, tokenizer: Tokenizer, prompt_field: str) -> None:
+    def __init__(self, submission: Submission, output: OutputStream, prompt_field: str) -> None:
         self.submission = submission
         self.prompt_field = prompt_field
-        self.abort_asked = False
+        self.farewell: Abort | Detach | None = None  # what the scheduler is told of the client that has left
         self.ended = False  # nothing more will come from the scheduler
         self.stop_found: StopFound | None = None
-        self._output = OutputStream(tokenizer, submission.detokenize)
-        self._text_end = 0  # bytes of text given so far
+        self._output = output
+        self._text_end = output.shown.text_bytes  # bytes of text given so far
         self._pending: list[Delta] = []
         self._failure: ServiceError | None = None
         self._changed = asyncio.Event()
@@ -50,6 +50,17 @@ class RequestStream:
         """The client's resume number."""
         return self._output.subscriber
 
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens held, from the first on."""
+        return len(self._output.token_ids)
+
+    def go_on_as(self, request_id: bytes) -> None:
+        """What was submitted here lives under another internal id."""
+        self.submission = replace(self.submission, request_id=request_id)
+        if self.farewell is not None:
+            self.farewell = replace(self.farewell, request_id=request_id)
+
     def live(self) -> LiveRequest:
         """The entry of a Hello: what was received so far."""
         return LiveRequest(self.request_id, self.subscriber, tuple(self._output.token_ids))
@@ -57,10 +68,6 @@ class RequestStream:
     def submit(self) -> Submit:
         """The Submit of this request, with what was received so far."""
         return Submit(self.submission, self.subscriber, tuple(self._output.token_ids))
-
-    def abort(self) -> Abort:
-        """The Abort of this request."""
-        return Abort(self.request_id, self.subscriber)
 
     def feed(self, output: RequestOutput) -> StopFound | None:
         """Take what the scheduler sent. Returns the stop string that this completes, if the scheduler does not know of an end yet.
@@ -94,7 +101,7 @@ class RequestStream:
 
     def end_aborted(self) -> None:
         """No scheduler knows this request, and it was to be aborted anyway."""
-        held = len(self._output.token_ids)
+        held = self.num_tokens
         finish = Finish(FinishReason.ABORTED, held)
         self.feed(RequestOutput(self.request_id, self.subscriber, held, (), finish=finish))
 
@@ -112,6 +119,11 @@ class RequestStream:
     def failed(self) -> bool:
         """Whether the call ends with an error."""
         return self._failure is not None
+
+    @property
+    def refused(self) -> bool:
+        """Whether that error is the client's own: what it says it was shown is not of this answer."""
+        return isinstance(self._failure, InvalidArgument)
 
     async def next_delta(self) -> Delta:
         """Everything new, as one piece; waits for something. The last one carries `finish`. Raises the error of `fail`."""
@@ -138,7 +150,7 @@ class RequestStream:
 
     def _last_delta(self, num_cached_tokens: int, timings: RequestTimings | None) -> Delta:
         return Delta(
-            token_offset=len(self._output.token_ids),
+            token_offset=self._output.token_offset,
             token_ids=(),
             text_offset=self._text_end,
             text="",

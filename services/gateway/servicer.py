@@ -10,12 +10,15 @@ from google.protobuf.message import Message
 
 from gateway.delta import Delta, join_deltas
 from gateway.errors import GatewayError, InvalidField, InvalidRequest
+from gateway.output_stream import OutputStream
 from gateway.prompt import check_token_ids, encode_chat, encode_text
+from gateway.resume import GENERATION, validate_resume
 from gateway.served_model import ServedModel, find_model
 from gateway.validation import validate
 from services.gateway import convert
 from services.gateway.refusals import refusal_of
 from services.gateway.request_stream import RequestStream
+from services.gateway.running_calls import RunningCalls
 from services.gateway.session import SchedulerSession, Served
 from services.rpc.errors import NotFound
 from tessera.v1 import inference_pb2 as pb
@@ -36,47 +39,51 @@ _T = TypeVar("_T")
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Every call needs to know what is served: it waits `scheduler_wait_s` for a scheduler, then is UNAVAILABLE."""
 
-    def __init__(self, session: SchedulerSession, scheduler_wait_s: float) -> None:
+    def __init__(self, session: SchedulerSession, calls: RunningCalls, scheduler_wait_s: float) -> None:
         self._session = session
+        self._calls = calls
         self._scheduler_wait_s = scheduler_wait_s
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         """The whole answer."""
-        stream = await self._start(request.generation)
-        deltas: list[Delta] = []
-        try:
-            while not deltas or deltas[-1].finish is None:
-                deltas.append(await stream.next_delta())
-        finally:
-            self._session.abort(stream)  # a no-op once it has ended
+        with self._calls.one(is_resume=False):
+            stream = await self._start(request)
+            deltas: list[Delta] = []
+            try:
+                while not deltas or deltas[-1].finish is None:
+                    deltas.append(await stream.next_delta())
+            finally:
+                self._session.leave(stream)
         submission = stream.submission
         return convert.whole_answer_to_proto(
             submission.client_request_id, len(submission.prompt_token_ids), join_deltas(deltas)
         )
 
     async def StreamGenerate(self, request: pb.StreamGenerateRequest, context: Any) -> None:
-        """The answer piece by piece; a client that reads slowly gets larger pieces."""
-        stream = await self._start(request.generation)
-        request_id, prompt_len = stream.submission.client_request_id, len(stream.submission.prompt_token_ids)
-        try:
-            finished = False
-            while not finished:
-                delta = await stream.next_delta()
-                finished = delta.finish is not None
-                await context.write(convert.stream_response_to_proto(request_id, prompt_len, delta))
-        finally:
-            self._session.abort(stream)  # a no-op once it has ended
+        """The answer piece by piece, after a resume what is left of it; a client that reads slowly gets larger pieces."""
+        with self._calls.one(is_resume=request.HasField("resume")):
+            stream = await self._start(request)
+            request_id, prompt_len = stream.submission.client_request_id, len(stream.submission.prompt_token_ids)
+            try:
+                finished = False
+                while not finished:
+                    delta = await stream.next_delta()
+                    finished = delta.finish is not None
+                    await context.write(convert.stream_response_to_proto(request_id, prompt_len, delta))
+            finally:
+                self._session.leave(stream)
 
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
         """The request's own call ends with ABORTED; NOT_FOUND where none lives under this id."""
-        stream = self._session.live.of_client(PRINCIPAL, request.request_id)
-        if stream is None:
+        streams = self._session.live.of_client(PRINCIPAL, request.request_id)
+        if not streams:
             raise NotFound(
                 f"request_id: no request {request.request_id[:100]!r} is running here",
                 reason="REQUEST_NOT_FOUND",
                 metadata={"field": "request_id"},
             )
-        self._session.abort(stream)
+        for stream in streams:
+            self._session.abort(stream)
         return pb.AbortResponse()
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
@@ -120,22 +127,35 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         _find(name, served, "")
         return served
 
-    async def _start(self, generation: pb.Generation) -> RequestStream:
-        """Check a request and hand it to the scheduler. The caller aborts what this returns; nothing is awaited in between."""
+    async def _start(self, request: pb.GenerateRequest | pb.StreamGenerateRequest) -> RequestStream:
+        """Check a request and hand it to the scheduler. The caller leaves what this returns; nothing is awaited in between."""
         served = await self._session.served(self._scheduler_wait_s)
-        model = _find(generation.model, served, "generation.")
-
-        def check() -> Submission:
-            asked = convert.generate_input_from_proto(generation)
-            named = asked if asked.request_id else replace(asked, request_id=secrets.token_hex(16))
-            return validate(named, model, PRINCIPAL)
-
+        generation = request.generation
+        model = _find(generation.model, served, GENERATION)
         form = generation.WhichOneof("prompt")
-        submission = await _compute(check, inline=_is_light(generation, form), prefix="generation.")
+
+        def check() -> RequestStream:
+            return RequestStream(*_checked(request, model), convert.PROMPT_FIELDS[form])
+
+        stream = await _compute(check, inline=_is_light(request, form))
         await self._session.connected(self._scheduler_wait_s)
-        stream = RequestStream(submission, model.tokenizer, convert.PROMPT_FIELDS[form])
         self._session.submit(stream)
         return stream
+
+
+def _checked(request: pb.GenerateRequest | pb.StreamGenerateRequest, model: ServedModel) -> tuple[Submission, OutputStream]:
+    """What a request asks for, and its output as far as its client has it. Raises InvalidRequest with paths from the request on."""
+    asked = convert.generate_input_from_proto(request.generation)
+    if isinstance(request, pb.StreamGenerateRequest) and request.HasField("resume"):
+        resumed = validate_resume(asked, convert.resume_from_proto(request.resume), model, PRINCIPAL)
+        options = resumed.submission.detokenize
+        return resumed.submission, OutputStream(model.tokenizer, options, resumed.number, resumed.shown)
+    named = asked if asked.request_id else replace(asked, request_id=secrets.token_hex(16))
+    try:
+        submission = validate(named, model, PRINCIPAL)
+    except InvalidRequest as error:
+        raise error.under(GENERATION) from error
+    return submission, OutputStream(model.tokenizer, submission.detokenize)
 
 
 def _find(name: str, served: Served, prefix: str) -> ServedModel:
@@ -150,12 +170,12 @@ def _is_light(request: Message, form: str | None = None) -> bool:
     return form != "chat" and request.ByteSize() <= INLINE_BYTES_MAX
 
 
-async def _compute(work: Callable[[], _T], inline: bool, prefix: str = "") -> _T:
-    """Do what could hold up the event loop in a thread. A refusal names its fields from `prefix` on."""
+async def _compute(work: Callable[[], _T], inline: bool) -> _T:
+    """Do what could hold up the event loop in a thread."""
     try:
         return work() if inline else await asyncio.to_thread(work)
     except GatewayError as error:
-        raise refusal_of(error, prefix) from error
+        raise refusal_of(error) from error
 
 
 def _check_detokenizable(request: pb.DetokenizeRequest, model: ServedModel) -> None:

@@ -1,59 +1,53 @@
-"""The gateway's end of the session: one long-lived stream to the scheduler, opened again whenever it breaks.
+"""The gateway's end of the session: one stream to every scheduler there is, of which the one with the highest epoch leads.
 
-Order of one round: the scheduler's Invite, our Hello with every live request, its HelloAck once it leads, then Submit for what that Hello did not list or the leader
-does not know, and again every Abort and StopFound without an answer. So a broken stream loses nothing: what is owed to the scheduler is
-a function of the live requests, and what a scheduler owes is a function of the Hello.
+Order of one round: the scheduler's Invite, our Hello with every live request, its HelloAck once it leads, then Submit for what that
+Hello did not list or the leader does not know, and again every Abort, Detach and StopFound without an answer. So a broken stream loses
+nothing: what is owed to the scheduler is a function of the live requests, and what a scheduler owes is a function of the Hello.
 """
 
 import asyncio
-from collections import deque
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import grpc
 import structlog
 
 from gateway.errors import TokenizerMismatch
+from gateway.leadership import Answer, Leadership
+from gateway.pause_watch import PauseWatch
 from gateway.served_model import ServedModel
 from gateway.tokenizer import Tokenizer
+from services.gateway.config import GatewayConfig
 from services.gateway.live_requests import LiveRequests
-from services.gateway.refusals import rejection_of, taken_over
+from services.gateway.refusals import draining, rejection_of, taken_over, tokenizer_mismatch, version_skew
 from services.gateway.request_stream import RequestStream
-from services.rpc.channel import open_channel
-from services.rpc.errors import TOKENIZER_MISMATCH, FailedPrecondition, ServiceError, Unavailable
-from services.rpc.status import reason_of
-from services.scheduler.convert import request_to_proto, response_from_proto
-from services.worker.convert import MalformedMessage
-from tessera.scheduler.v1 import session_pb2, session_pb2_grpc
-from tessera.values.identity import NO_EPOCH, Epoch, new_instance_id
+from services.gateway.scheduler_link import RETRY_S_MAX, SchedulerLink, SessionBroken, StreamEnd
+from services.rpc.addresses import addresses
+from services.rpc.errors import TOKENIZER_MISMATCH, ServiceError, Unavailable
+from tessera.values.identity import Epoch, new_instance_id
+from tessera.values.protocol import PROTOCOL_VERSION, VERSION_SKEW
 from tessera.values.request import RequestOutput
 from tessera.values.session import (
+    Abort,
+    Detach,
     Frame,
     GatewayMessage,
     Heartbeat,
     Hello,
     HelloAck,
-    Invite,
+    KnownAs,
     Rejected,
     SchedulerMessage,
-    Standby,
     TakenOver,
 )
 
 _log = structlog.get_logger()
 
-SILENT_HEARTBEATS_MAX = 3
-"""A stream without a message for this many heartbeats is given up."""
-
-RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
-"""Pause after a broken stream; doubles up to the maximum while there is no answer to a Hello."""
-
 FLUSH_S_MAX = 1.0
 """How long a closing session may take to say what it still has to."""
 
-
-class SessionBroken(Exception):
-    """This stream cannot go on; a new one may."""
+SETTLE_S = 1.0
+"""How long after a pause of this process the ends of streams may still be of that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,54 +59,65 @@ class Served:
 
 
 class SchedulerSession:
-    """Keeps one session up for ever. Everything but `run` and `close` is synchronous and belongs to the same event loop.
+    """Keeps a stream to every scheduler for ever. Everything but `run` and `close` is synchronous and belongs to the same event loop.
 
-    `standing(True)` is called when a leader has answered, `standing(False)` when its stream ends.
+    `standing(True)` is called when a leader has answered, `standing(False)` when it is gone.
     """
 
-    def __init__(self, address: str, tokenizer: Tokenizer, heartbeat_s: float, standing: Callable[[bool], None]) -> None:
+    def __init__(self, config: GatewayConfig, tokenizer: Tokenizer, standing: Callable[[bool], None]) -> None:
         self.live = LiveRequests()
-        self._address = address
+        self._config = config
+        self._heartbeat_s = config.heartbeat_ms / 1000
         self._tokenizer = tokenizer
-        self._heartbeat_s = heartbeat_s
         self._standing = standing
         self._gateway_id = new_instance_id()
-        self._highest_epoch: Epoch = NO_EPOCH
+        self._links: dict[str, tuple[SchedulerLink, asyncio.Task[None]]] = {}
+        self._present: frozenset[str] = frozenset()
+        self._leadership: Leadership[SchedulerLink] = Leadership()
+        self._hello: Hello | None = None  # what the leader was told
         self._served: Served | None = None
-        self._mismatch: FailedPrecondition | None = None
-        self._connected = False
-        self._decided = asyncio.Event()  # set while connected, or while the tokenizers are known to differ
-        self._outbox: deque[session_pb2.SessionRequest] = deque()
-        self._outbox_changed = asyncio.Event()
-        self._flushed = asyncio.Event()
+        self._refusal: ServiceError | None = None  # why no request can be served here
+        self._connected = False  # the leader has answered
+        self._draining = False
+        self._decided = asyncio.Event()  # set while connected, or while there is a refusal
+        self._pauses = PauseWatch(self._heartbeat_s, SETTLE_S, _now_s())
+
+    # -- for the process
 
     async def run(self) -> None:
-        """Open sessions for ever; ends by cancellation only."""
-        async with open_channel(self._address) as channel:
-            stub = session_pb2_grpc.SchedulerServiceStub(channel)
-            retry_s = RETRY_S_MIN
-            while True:
-                await channel.channel_ready()
-                error = await self._session(stub)
-                answered = self._connected
-                self._disconnect()
-                _log.warning("session ended", scheduler=self._address, error=error, live=len(self.live))
-                retry_s = RETRY_S_MIN if answered else min(2 * retry_s, RETRY_S_MAX)
-                await asyncio.sleep(retry_s)
+        """Find schedulers and listen to them for ever; ends by cancellation only."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_for_pauses())
+            async for present in addresses(self._config.scheduler):
+                self._set_links(present, group)
+
+    def drain(self) -> None:
+        """Take no new request from now on; those that run go on."""
+        self._draining = True
+        self._refuse(draining())
+
+    def end_all(self) -> None:
+        """The grace is over: every stream ends, and its client is to go on with it at another gateway."""
+        for stream in self.live:
+            if stream.farewell is None:
+                stream.fail(draining())
+                self._part(stream, Detach(stream.request_id, stream.subscriber))
 
     async def close(self) -> None:
-        """Wait (bounded) until everything said so far is sent, the aborts of the last calls included."""
-        if self._connected and self._outbox:
-            self._flushed.clear()
+        """Wait (bounded) until the scheduler has heard everything said so far, the aborts of the last calls included."""
+        leader = self._leadership.leader
+        if self._connected and leader is not None:
             try:
                 async with asyncio.timeout(FLUSH_S_MAX):
-                    await self._flushed.wait()
+                    await leader.finish()
             except TimeoutError:
-                _log.warning("session closed with messages unsent", count=len(self._outbox))
+                _log.warning("session closed with messages unsent")
+
+    # -- for calls
 
     async def served(self, wait_s: float) -> Served:
-        """What was served last; waits for the first leader. Raises Unavailable or FailedPrecondition."""
-        return self._served or await self.connected(wait_s)
+        """What was served last; waits for the first leader. Raises a ServiceError as `connected` does."""
+        return self._served if self._served is not None and not self._draining else await self.connected(wait_s)
 
     async def connected(self, wait_s: float) -> Served:
         """What the present leader serves; waits for one. Raises Unavailable, or FailedPrecondition where the tokenizers differ."""
@@ -122,161 +127,202 @@ class SchedulerSession:
         except TimeoutError:
             text = f"no scheduler has answered for {wait_s:g} s"
             raise Unavailable(text, reason="NO_SCHEDULER", retry_after_ms=int(RETRY_S_MAX * 1000)) from None
-        if self._mismatch is not None:
-            raise self._mismatch
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
         assert self._served is not None
         return self._served
 
     def submit(self, stream: RequestStream) -> None:
-        """Make `stream` live and hand it to the scheduler, now or with the next Hello. Raises AlreadyExists."""
+        """Make `stream` live and hand it to the scheduler, now or with the next Hello."""
         self.live.add(stream)
         self._send(stream.submit())
 
     def abort(self, stream: RequestStream) -> None:
-        """The client is gone or asked to stop. The request stays live until the scheduler has ended it."""
-        if stream.ended or stream.abort_asked:
+        """Its client asked to stop. The request stays live until the scheduler has ended it."""
+        self._part(stream, Abort(stream.request_id, stream.subscriber))
+
+    def leave(self, stream: RequestStream) -> None:
+        """Its call is over; a no-op once the request has ended. If this process was paused, or is about to end, the client most likely goes
+        on elsewhere."""
+        if self._was_paused() or self._draining:
+            self._part(stream, Detach(stream.request_id, stream.subscriber))
+        elif self._config.detach_grace_ms:
+            self._part(stream, Detach(stream.request_id, stream.subscriber, self._config.detach_grace_ms))
+        else:
+            self.abort(stream)
+
+    # -- for links
+
+    def invited(self, link: SchedulerLink, epoch: Epoch, protocol: int) -> None:
+        """Follow the highest epoch; tell a lower one of it."""
+        before = self._leadership.leader
+        answer = self._leadership.invited(link, epoch)
+        if answer is Answer.REFUSE:
+            _log.warning(
+                "older leader refused", scheduler=link.address, epoch=epoch.number, known=self._leadership.highest.number
+            )
+            if link is before:
+                raise SessionBroken("a leader has invited under an epoch older than its own")
+            link.say(Hello(self._leadership.highest, self._tokenizer.digest, self._gateway_id))
+        elif answer is Answer.FOLLOW:
+            self._disconnect()
+            if before is not None and before is not link:
+                before.reopen()
+            if protocol != PROTOCOL_VERSION:
+                text = f"this gateway speaks version {PROTOCOL_VERSION} of the session's protocol, the scheduler {protocol}"
+                self._skewed(f"{text}: run the same release of both")
+                raise SessionBroken(text)
+            self._follow(link)
+
+    def stands_by(self, link: SchedulerLink) -> None:
+        """See `_lost`; most often it was no leader."""
+        self._lost(link, "the scheduler stands by")
+
+    def heard(self, link: SchedulerLink, epoch: Epoch, message: SchedulerMessage) -> None:
+        """Take what the leader says under its epoch. Anybody else is not listened to."""
+        if not self._leadership.counts(link, epoch):
             return
-        stream.abort_asked = True
-        self.live.release_client_id(stream)
-        self._send(stream.abort())
-
-    def _send(self, message: GatewayMessage) -> None:
-        """Without a leader nothing is queued: `_catch_up` says it all again."""
-        if self._connected:
-            self._queue(message)
-
-    def _queue(self, message: GatewayMessage) -> None:
-        self._outbox.append(request_to_proto(message))
-        self._outbox_changed.set()
-
-    async def _session(self, stub: session_pb2_grpc.SchedulerServiceStub) -> str:
-        """One stream to its end; returns why it ended."""
-        call = stub.Session()
-        writer = asyncio.create_task(self._write(call))
-        try:
-            await self._read_invite(call)
-            hello = self._hello()
-            self._queue(hello)
-            await self._read_ack(call, hello)
-            while True:
-                self._take(await self._read(call))
-        except (SessionBroken, MalformedMessage, TokenizerMismatch) as error:
-            return str(error)
-        except grpc.aio.AioRpcError as error:
-            if reason_of(error) == TOKENIZER_MISMATCH:
-                self._refuse_all(error.details() or "")
-            return f"{error.code().name}: {error.details()}"
-        finally:
-            writer.cancel()
-            call.cancel()
-
-    def _hello(self) -> Hello:
-        live = tuple(stream.live() for stream in self.live)
-        return Hello(self._highest_epoch, self._tokenizer.digest, self._gateway_id, live)
-
-    async def _read_invite(self, call: grpc.aio.StreamStreamCall) -> None:
-        """A scheduler that does not lead keeps the stream open with Standby."""
-        message = await self._read(call)
-        while isinstance(message, Standby):
-            message = await self._read(call)
-        if not isinstance(message, Invite):
-            raise SessionBroken(f"a {type(message).__name__} came before the Invite")
-
-    async def _read_ack(self, call: grpc.aio.StreamStreamCall, hello: Hello) -> None:
-        """A scheduler that is taking over sends heartbeats until it can answer."""
-        message = await self._read(call)
-        while isinstance(message, Heartbeat):
-            message = await self._read(call)
-        if not isinstance(message, HelloAck):
+        if isinstance(message, HelloAck):
+            self._answered(link, message)
+        elif self._connected:
+            self._take(message)
+        elif not isinstance(message, Heartbeat):  # which say that it is still taking over
             raise SessionBroken(f"a {type(message).__name__} came before the HelloAck")
-        self._mismatch = None
+
+    def ended(self, link: SchedulerLink, end: StreamEnd) -> None:
+        """The stream of `link` is over."""
+        if link is self._leadership.leader:
+            if end.reason == VERSION_SKEW:
+                self._skewed(end.text)
+            elif end.reason == TOKENIZER_MISMATCH:
+                self._refuse(tokenizer_mismatch(end.text))
+        else:
+            _log.debug("stream ended", scheduler=link.address, why=end.text)
+        self._lost(link, end.text)
+        if link.address not in self._present:
+            self._drop(link)
+
+    # -- inside
+
+    def _set_links(self, present: frozenset[str], group: asyncio.TaskGroup) -> None:
+        """One link per address. That of a leader whose address is gone stays as long as its stream does: it may be draining."""
+        self._present = present
+        for link, _ in list(self._links.values()):
+            if link.address not in present and link is not self._leadership.leader:
+                self._drop(link)
+        for address in sorted(present - self._links.keys()):
+            link = SchedulerLink(address, self._heartbeat_s, self)
+            self._links[address] = link, group.create_task(link.run())
+
+    def _drop(self, link: SchedulerLink) -> None:
+        self._leadership.gone(link)
+        _, task = self._links.pop(link.address)
+        task.cancel()
+
+    def _follow(self, link: SchedulerLink) -> None:
+        _log.info("leader changed", scheduler=link.address, epoch=self._leadership.highest.number, live=len(self.live))
+        self._hello = Hello(self._leadership.highest, self._tokenizer.digest, self._gateway_id, self.live.for_hello())
+        link.say(self._hello)
+
+    def _lost(self, link: SchedulerLink, why: str) -> None:
+        """`link` does not lead any more, if it did."""
+        was_leader = link is self._leadership.leader
+        successor = self._leadership.gone(link)
+        if was_leader:
+            _log.warning("leader lost", scheduler=link.address, why=why, live=len(self.live))
+            self._disconnect()
+        if successor is not None:
+            self._follow(successor)
+
+    def _answered(self, link: SchedulerLink, ack: HelloAck) -> None:
+        if self._connected:
+            raise SessionBroken("a second HelloAck")
         try:
-            self._served = Served(ServedModel(message.model, self._tokenizer), message.max_request_len)
+            self._served = Served(ServedModel(ack.model, self._tokenizer), ack.max_request_len)
         except TokenizerMismatch as error:
-            self._refuse_all(str(error))
-            raise
+            self._refuse(tokenizer_mismatch(str(error)))
+            raise SessionBroken(str(error)) from error
+        if not self._draining:
+            self._refusal = None
         self._connected = True
         self._decided.set()
-        self._catch_up(hello, message)
+        self._catch_up(ack)
         self._standing(True)
-        _log.info("session opened", scheduler=self._address, epoch=self._highest_epoch.number, live=len(self.live))
+        _log.info("session opened", scheduler=link.address, epoch=self._leadership.highest.number, live=len(self.live))
 
-    def _refuse_all(self, why: str) -> None:
-        """The tokenizers differ: until that changes, no request can be served here."""
-        self._mismatch = FailedPrecondition(why, reason=TOKENIZER_MISMATCH)
-        self._decided.set()
+    def _catch_up(self, ack: HelloAck) -> None:
+        """Say what the leader does not know: it holds what the Hello listed, less what it calls unknown."""
+        assert self._hello is not None, "the answer to a Hello"
+        known = {entry.request_id for entry in self._hello.live} - set(ack.unknown_request_ids)
+        for stream in self.live:
+            if stream.request_id not in known:
+                if isinstance(stream.farewell, Abort):
+                    stream.end_aborted()
+                    self.live.remove(stream)
+                    continue
+                self._send(stream.submit())
+            if stream.stop_found is not None and not isinstance(stream.farewell, Abort):
+                self._send(stream.stop_found)
+            if stream.farewell is not None:
+                self._say_farewell(stream)
 
     def _disconnect(self) -> None:
-        self._outbox.clear()
-        if self._mismatch is None:
+        if self._refusal is None:
             self._decided.clear()
         if self._connected:
             self._connected = False
             self._standing(False)
 
-    def _catch_up(self, hello: Hello, ack: HelloAck) -> None:
-        """Say what the leader does not know: it holds what the Hello listed, less what it calls unknown."""
-        known = {entry.request_id for entry in hello.live} - set(ack.unknown_request_ids)
+    def _refuse(self, why: ServiceError) -> None:
+        """Until that changes, no request can be served here."""
+        self._refusal = why
+        self._decided.set()
+
+    def _skewed(self, text: str) -> None:
+        """The leader is of another release: what runs here can go on at a gateway of that release only."""
+        if self._refusal is None or self._refusal.message != text:
+            _log.error("version skew", why=text)
+        if not self._draining:
+            self._refuse(version_skew(text))
         for stream in self.live:
-            if stream.request_id not in known:
-                if stream.abort_asked:
-                    stream.end_aborted()
-                    self.live.remove(stream)
-                    continue
-                self._send(stream.submit())
-            if stream.abort_asked:
-                self._send(stream.abort())
-            elif stream.stop_found is not None:
-                self._send(stream.stop_found)
+            stream.close(version_skew(text))
+            self.live.remove(stream)
 
-    async def _read(self, call: grpc.aio.StreamStreamCall) -> SchedulerMessage:
-        """The next message of a leader not older than any seen. Raises SessionBroken."""
-        silence_s = SILENT_HEARTBEATS_MAX * self._heartbeat_s
-        try:
-            async with asyncio.timeout(silence_s):
-                response = await call.read()
-        except TimeoutError:
-            raise SessionBroken(f"nothing heard for {silence_s:g} s") from None
-        if response is grpc.aio.EOF:
-            raise SessionBroken("the scheduler closed the stream")
-        epoch, message = response_from_proto(response)
-        if isinstance(message, Standby):
-            return message
-        if not epoch.supersedes(self._highest_epoch):
-            raise SessionBroken(f"the scheduler leads epoch {epoch.number}, another leads {self._highest_epoch.number}")
-        self._highest_epoch = epoch
-        return message
+    def _send(self, message: GatewayMessage) -> None:
+        """Without a leader nothing is queued: `_catch_up` says it all again."""
+        if self._connected and self._leadership.leader is not None:
+            self._leadership.leader.say(message)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
-        heartbeat = request_to_proto(Heartbeat())
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout(self._heartbeat_s):
-                        await self._outbox_changed.wait()
-                except TimeoutError:
-                    await call.write(heartbeat)
-                    continue
-                self._outbox_changed.clear()
-                while self._outbox:
-                    await call.write(self._outbox.popleft())
-                self._flushed.set()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the stream has ended: the reader says why
+    def _part(self, stream: RequestStream, farewell: Abort | Detach) -> None:
+        """The client of `stream` has left; the first word about it counts."""
+        if stream.ended or stream.farewell is not None:
+            return
+        stream.farewell = farewell
+        self.live.release_client_id(stream)
+        if self._connected or farewell == Detach(stream.request_id, stream.subscriber):
+            self._say_farewell(stream)
+
+    def _say_farewell(self, stream: RequestStream) -> None:
+        """An Abort is answered with the request's end; a Detach is not, and while it cannot be said the lost session says the same."""
+        assert stream.farewell is not None
+        self._send(stream.farewell)
+        if isinstance(stream.farewell, Detach):
+            stream.ended = True
+            self.live.remove(stream)
 
     def _take(self, message: SchedulerMessage) -> None:
         match message:
             case Frame(outputs):
                 for output in outputs:
                     self._take_output(output)
+            case KnownAs(request_id, subscriber, known_request_id):
+                self._rename(request_id, subscriber, known_request_id)
             case Rejected(request_id, subscriber):
                 self._close(request_id, subscriber, message)
             case TakenOver(request_id, subscriber):
                 self._close(request_id, subscriber, message)
-            case HelloAck() | Invite() | Standby():
-                raise SessionBroken(f"a {type(message).__name__} came in the middle of a session")
-            case Heartbeat():
-                pass
+            case _:
+                assert isinstance(message, Heartbeat), message
 
     def _take_output(self, output: RequestOutput) -> None:
         stream = self.live.get(output.request_id)
@@ -287,8 +333,19 @@ class SchedulerSession:
             self.live.remove(stream)
         elif found is not None:
             self._send(found)
+        elif stream.refused:
+            self._part(stream, Detach(stream.request_id, stream.subscriber))  # the request itself is sound
         elif stream.failed:
             self.abort(stream)
+
+    def _rename(self, request_id: bytes, subscriber: int, known_request_id: bytes) -> None:
+        """A stream goes on with an older request; if that has a stream here, this one takes it over."""
+        stream = self.live.get(request_id)
+        if stream is None or subscriber != stream.subscriber:
+            return
+        earlier = self.live.rename(stream, known_request_id)
+        if earlier is not None:
+            earlier.close(taken_over())
 
     def _close(self, request_id: bytes, subscriber: int, why: Rejected | TakenOver) -> None:
         stream = self.live.get(request_id)
@@ -299,3 +356,16 @@ class SchedulerSession:
             error = rejection_of(why, stream.prompt_field)
         stream.close(error)
         self.live.remove(stream)
+
+    async def _watch_for_pauses(self) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat_s / 4)
+            self._was_paused()
+
+    def _was_paused(self) -> bool:
+        return self._pauses.look(_now_s())
+
+
+def _now_s() -> float:
+    """Goes on while this process or its machine does not."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -146,7 +146,8 @@ def test_wrong_offsets_are_refused_or_give_the_rest_of_the_answer(
         assert {item.field for item in error.fields} <= {"resume.token_offset", "resume.text_offset"}
         return
     assert_dense(rest, num_tokens, text_bytes)
-    assert num_tokens <= len(kept)
+    cut_short = end.reason in (FinishReason.ABORTED, FinishReason.ERROR, FinishReason.UNSCHEDULABLE)
+    assert cut_short or (num_tokens <= len(kept) and text_bytes <= len(text.encode()))
     assert "".join(delta.text for delta in rest).encode() == text.encode()[text_bytes:]
     assert [i for delta in rest for i in delta.token_ids] == kept[num_tokens:]
     assert stream.finish == end
@@ -284,18 +285,23 @@ def test_text_of_no_token_is_refused(byte_level: Tokenizer) -> None:
 @pytest.mark.parametrize("keeps_ids", [True, False])
 def test_a_resume_beyond_the_end_is_refused(byte_level: Tokenizer, keeps_ids: bool) -> None:
     ids = byte_level.encode("abSTOPcd", False)
-    for stops, sent, problem in (
-        (
-            (),
-            output(3 if keeps_ids else 0, [] if keeps_ids else ids[:3], Finish(FinishReason.ABORTED, 3)),
-            "the answer has 3 tokens",
-        ),
-        (("STOP",), output(8, [87]) if keeps_ids else output(0, ids), "a stop string ends the answer after 6 tokens"),
+    for stops, sent, count in (
+        ((), output(3 if keeps_ids else 0, [] if keeps_ids else ids[:3], Finish(FinishReason.MAX_TOKENS, 3)), 3),
+        (("STOP",), output(8, [87]) if keeps_ids else output(0, ids), 6),
     ):
         shown = Shown(8, 2, tuple(ids) if keeps_ids else ())
         stream = OutputStream(byte_level, DetokenizeOptions(stops), shown=shown)
-        with pytest.raises(InvalidRequest, match=f"resume.token_offset: is 8; {problem}"):
+        with pytest.raises(InvalidRequest, match=f"is 8; the answer has {count} tokens"):
             stream.feed(sent)
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ABORTED, FinishReason.ERROR, FinishReason.UNSCHEDULABLE])
+def test_an_answer_computed_anew_may_be_cut_short_before_it_is_as_long_as_it_was(
+    byte_level: Tokenizer, reason: FinishReason
+) -> None:
+    finish = Finish(reason, 1, message="why")
+    stream = OutputStream(byte_level, DetokenizeOptions(), shown=Shown(3, 3))
+    assert stream.feed(output(0, byte_level.encode("a", False), finish)) == Delta(3, (), 3, "", 5, finish, TIMINGS)
 
 
 def test_a_resume_at_the_end_gets_the_end_alone(byte_level: Tokenizer) -> None:

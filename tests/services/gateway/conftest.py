@@ -1,7 +1,7 @@
 """The parts of a gateway under test: the real SmolLM2 tokenizer, and a house to run it in."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -37,9 +37,10 @@ def house(model_info: ModelInfo, tokenizer: Tokenizer, monkeypatch: pytest.Monke
     @asynccontextmanager
     async def build(model: ModelInfo = model_info, **options: Any) -> AsyncIterator[House]:
         settings: dict[str, Any] = {"listen": "127.0.0.1:0", "heartbeat_ms": 20_000, "drain_grace_s": 0.0}
-        async with ScriptedScheduler(model) as scheduler:
-            config = GatewayConfig(scheduler=scheduler.address, model=MODEL, **{**settings, **options})
-            async with serving(config) as gateway, open_channel(gateway.address) as channel:
+        async with ScriptedScheduler(model) as scheduler, AsyncExitStack() as clients:
+            config = GatewayConfig(**{"scheduler": (scheduler.address,), "model": MODEL, **settings, **options})
+            async with serving(config) as gateway:
+                channel = await clients.enter_async_context(open_channel(gateway.address))  # clients outlive their gateway
                 yield House(scheduler, gateway, channel)
 
     return build

@@ -12,6 +12,7 @@ from grpc_status import rpc_status
 
 from services.gateway.main import Gateway
 from services.gateway.servicer import SERVICE_NAME
+from services.rpc.errors import ServiceError
 from services.rpc.server import RpcServer, ServerConfig
 from services.scheduler.convert import request_from_proto, response_to_proto
 from tessera.scheduler.v1 import session_pb2_grpc
@@ -70,6 +71,10 @@ class SchedulerEnd:
         """End the stream after what was said."""
         self._said.put_nowait(OVER)
 
+    def refuse(self, error: ServiceError) -> None:
+        """End the stream with a status."""
+        self._said.put_nowait(error)
+
     async def hear(self, kind: type[M]) -> M:
         """The next thing said that is no heartbeat; it must be a `kind`."""
         message = await self._heard.get()
@@ -85,6 +90,8 @@ class SchedulerEnd:
         reader = asyncio.create_task(self._read(context))
         try:
             while (response := await self._said.get()) is not OVER:
+                if isinstance(response, ServiceError):
+                    raise response
                 await context.write(response)
         finally:
             reader.cancel()
@@ -93,6 +100,7 @@ class SchedulerEnd:
     async def _read(self, context: Any) -> None:
         while (request := await context.read()) is not grpc.aio.EOF:
             self._heard.put_nowait(request_from_proto(request))
+        self.break_off()
 
 
 class ScriptedScheduler(session_pb2_grpc.SchedulerServiceServicer):
@@ -167,8 +175,8 @@ class House:
             if (response.status == health_pb2.HealthCheckResponse.SERVING) == ready:
                 return
 
-    def stream(self, timeout: float | None = None, **generation: Any) -> Any:
-        request = pb.StreamGenerateRequest(generation=pb.Generation(**{"text": "Hello", **generation}))
+    def stream(self, timeout: float | None = None, resume: pb.Resume | None = None, **generation: Any) -> Any:
+        request = pb.StreamGenerateRequest(generation=pb.Generation(**{"text": "Hello", **generation}), resume=resume)
         return self.stub.StreamGenerate(request, timeout=timeout)
 
     def generate(self, timeout: float | None = None, **generation: Any) -> Any:

@@ -5,11 +5,21 @@ import json
 import os
 import signal
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
-from gateway_house import MODEL, ScriptedScheduler, assert_dense, max_tokens, output, read_all
+from gateway_house import (
+    MODEL,
+    ScriptedScheduler,
+    assert_dense,
+    max_tokens,
+    output,
+    read_all,
+    reason_and_fields,
+    refused,
+)
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.gateway.config import GatewayConfig
@@ -18,7 +28,7 @@ from services.rpc.channel import open_channel
 from tessera.v1 import inference_pb2 as pb
 from tessera.v1 import inference_pb2_grpc
 from tessera.values.config import ConfigError
-from tessera.values.session import Abort, Submit
+from tessera.values.session import Detach, Submit
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -27,7 +37,7 @@ import sys
 from pathlib import Path
 from services.gateway.config import GatewayConfig
 from services.gateway.main import run
-config = GatewayConfig(scheduler=sys.argv[1], model=sys.argv[2], listen="127.0.0.1:0", heartbeat_ms=20_000, ready_file=Path(sys.argv[3]))
+config = GatewayConfig(scheduler=(sys.argv[1],), model=sys.argv[2], listen="127.0.0.1:0", heartbeat_ms=20_000, ready_file=Path(sys.argv[3]))
 run(config)
 """
 
@@ -131,22 +141,75 @@ def test_a_gateway_answers_health_before_there_is_a_scheduler_and_exits_on_sigin
     run_async(scenario())
 
 
-def test_requests_still_running_when_the_grace_ends_are_aborted(run_async, house):
+def test_requests_still_running_when_the_grace_ends_are_sent_on(run_async, house):
+    """Their clients are told to go elsewhere, and the scheduler that they will; it has heard so before the gateway is gone."""
+
     async def scenario():
         async with house(drain_grace_s=0.05) as h:
             end = await h.session()
-            call = h.stream()
+            streamed, whole = h.stream(request_id="a"), h.generate(request_id="b")
+            submits = [await end.hear(Submit), await end.hear(Submit)]
+            end.send(*(output(submit, 0, [504]) for submit in submits))
+            await streamed.read()
+        for call in (streamed, whole):
+            error = await refused(call)
+            assert (error.code(), reason_and_fields(error)[0]) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+            assert int(dict(error.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
+        detached = {(await end.hear(Detach)) for _ in submits}
+        assert detached == {Detach(submit.submission.request_id, 0) for submit in submits}
+        assert end.nothing_heard()
+
+    run_async(scenario())
+
+
+def test_a_draining_gateway_takes_nothing_new_and_finishes_what_runs(run_async, house):
+    async def scenario():
+        async with house(drain_grace_s=60.0) as h, AsyncExitStack() as later:
+            end = await h.session()
+            running = h.stream()
             submit = await end.hear(Submit)
-        assert (await end.hear(Abort)).request_id == submit.submission.request_id
-        assert call.done()
+            later.callback(running.cancel)
+            h.gateway.session.drain()
+            for call in (
+                h.generate(),
+                h.stream(resume=pb.Resume(number=1), request_id="x"),
+                h.stub.ListModels(pb.ListModelsRequest()),
+            ):
+                error = await refused(call)
+                assert (error.code(), reason_and_fields(error)[0]) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+            end.send(output(submit, 0, [504], max_tokens(1)))
+            assert [i for piece in await read_all(running) for i in piece.token_ids] == [504]
+
+    run_async(scenario())
+
+
+def test_a_request_that_waits_for_a_scheduler_is_refused_as_soon_as_its_gateway_drains(run_async, house):
+    async def scenario():
+        async with house(scheduler_wait_ms=60_000) as h:
+            await h.scheduler.opened()
+            call = h.generate()
+            await asyncio.sleep(0)
+            h.gateway.session.drain()
+            error = await refused(call)
+            assert (error.code(), reason_and_fields(error)[0]) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
 
     run_async(scenario())
 
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("scheduler", ""), ("model", ""), ("heartbeat_ms", 0), ("scheduler_wait_ms", -1), ("drain_grace_s", -1.0)],
+    [
+        ("scheduler", ()),
+        ("scheduler", ("nowhere",)),
+        ("scheduler", ("a:1", "a:1")),
+        ("model", ""),
+        ("heartbeat_ms", 0),
+        ("scheduler_wait_ms", -1),
+        ("detach_grace_ms", -1),
+        ("max_concurrent_requests", 0),
+        ("drain_grace_s", -1.0),
+    ],
 )
 def test_a_configuration_that_cannot_work_is_refused(option, value):
     with pytest.raises(ConfigError, match=option):
-        GatewayConfig(**{"scheduler": "a:1", "model": MODEL, option: value})
+        GatewayConfig(**{"scheduler": ("a:1",), "model": MODEL, option: value})

@@ -11,7 +11,7 @@ from gateway_house import assert_dense, epoch, max_tokens, output, read_all, rea
 from services.rpc.errors import TOKENIZER_MISMATCH, FailedPrecondition
 from tessera.v1 import inference_pb2 as pb
 from tessera.values.finish import Finish, FinishReason
-from tessera.values.session import Abort, Heartbeat, Invite, StopFound, Submit, TakenOver
+from tessera.values.session import Abort, Heartbeat, Hello, Invite, StopFound, Submit, TakenOver
 
 ANSWER = "The quick brown fox 😀 jumps over the lazy dog, twice: naïve façade."
 
@@ -153,15 +153,15 @@ def test_an_older_leader_is_refused(run_async, house):
             call = h.stream()
             submit = await first.hear(Submit)
             first.break_off()
-            old = await h.scheduler.opened()
-            old.epoch = epoch(4)
-            old.say(Invite())
-            old.send(output(submit, 0, [1, 2, 3], max_tokens(3)))
-            await old.closed.wait()
-            same_number = await h.scheduler.opened()
-            same_number.epoch = replace(epoch(5), instance=b"x" * 16)
-            same_number.say(Invite())
-            await same_number.closed.wait()
+            for old_epoch in (epoch(4), replace(epoch(5), instance=b"x" * 16)):
+                old = await h.scheduler.opened()
+                old.epoch = old_epoch
+                old.say(Invite())
+                told = await old.hear(Hello)
+                assert (told.highest_epoch, told.live) == (first.epoch, ()), "it learns that it is old, and nothing else"
+                old.ack()
+                old.send(output(submit, 0, [1, 2, 3], max_tokens(3)))
+                old.break_off()
             leader = await h.session(number=6)
             leader.send(output(submit, 0, [504], max_tokens(1)))
             assert [i for piece in await read_all(call) for i in piece.token_ids] == [504]
@@ -392,13 +392,8 @@ def test_another_tokenizer_is_refused_at_both_ends(run_async, house, model_info)
 def test_a_scheduler_may_refuse_the_tokenizer_itself(run_async, house):
     async def scenario():
         async with house() as h:
-
-            async def refuse(request_iterator, context):
-                raise FailedPrecondition("the workers have another tokenizer", reason=TOKENIZER_MISMATCH)
-
-            await h.scheduler.stop()
-            h.scheduler.Session = refuse
-            await h.scheduler.start()
+            end = await h.scheduler.session()
+            end.refuse(FailedPrecondition("the workers have another tokenizer", reason=TOKENIZER_MISMATCH))
             error = await refused(h.generate())
             assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
             assert error.details() == "the workers have another tokenizer"

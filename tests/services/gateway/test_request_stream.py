@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gateway_house import TIMINGS, max_tokens, output
 
+from gateway.output_stream import OutputStream
 from services.gateway.request_stream import RequestStream
 from services.rpc.errors import Aborted, Internal
 from tessera.values.finish import Finish, FinishReason
@@ -18,7 +19,7 @@ from tessera.values.session import StopFound
 def stream(tokenizer):
     options = DetokenizeOptions(stop_strings=("STOP",))
     submission = Submission(b"r" * 16, np.array([1], np.int32), SamplingParams(0), options, "x")
-    return RequestStream(submission, tokenizer, "generation.text")
+    return RequestStream(submission, OutputStream(tokenizer, options), "generation.text")
 
 
 def feed(stream, offset, ids, finish=None, cached=0):
