@@ -12,6 +12,8 @@ from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.chaos.setups import SETUPS, Setup, deterministic
 
 QUICK_STREAMS = 64
+COMPLAINT_CHARS_MAX = 2000
+"""The end of a log is what says most; the rest is in the folder that the run names."""
 
 
 def main() -> int:
@@ -61,7 +63,7 @@ def play(plan: Plan, say: Callable[[str], None], seed: int = 1, kills: int = 100
                 outcomes.append(outcome)
                 say(outcome.line())
                 for complaint in outcome.complaints:
-                    say(f"  {complaint}")
+                    say(f"  {complaint[-COMPLAINT_CHARS_MAX:]}")
     return outcomes
 
 
