@@ -31,14 +31,14 @@ BuildHouse = Callable[..., AbstractAsyncContextManager[House]]
 
 @pytest.fixture
 def house(model_info: ModelInfo, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> BuildHouse:
-    """`async with house(scheduler_wait_ms=...) as h:` Heartbeats are slow unless asked for, so nothing depends on the machine's pace."""
+    """`async with house(scheduler_wait_ms=...) as h:` `more` are addresses of other schedulers. Heartbeats are slow unless asked for, so nothing depends on the machine's pace."""
     monkeypatch.setattr("services.gateway.main.load_tokenizer", lambda path: tokenizer)  # once is enough
 
     @asynccontextmanager
-    async def build(model: ModelInfo = model_info, **options: Any) -> AsyncIterator[House]:
+    async def build(model: ModelInfo = model_info, more: tuple[str, ...] = (), **options: Any) -> AsyncIterator[House]:
         settings: dict[str, Any] = {"listen": "127.0.0.1:0", "heartbeat_ms": 20_000, "drain_grace_s": 0.0}
         async with ScriptedScheduler(model) as scheduler, AsyncExitStack() as clients:
-            config = GatewayConfig(**{"scheduler": (scheduler.address,), "model": MODEL, **settings, **options})
+            config = GatewayConfig(**{"scheduler": (scheduler.address, *more), "model": MODEL, **settings, **options})
             async with serving(config) as gateway:
                 channel = await clients.enter_async_context(open_channel(gateway.address))  # clients outlive their gateway
                 yield House(scheduler, gateway, channel)

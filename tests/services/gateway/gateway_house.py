@@ -22,7 +22,18 @@ from tessera.values.finish import Finish, FinishReason
 from tessera.values.identity import NO_EPOCH, Epoch
 from tessera.values.model import ModelInfo
 from tessera.values.request import RequestOutput, RequestTimings
-from tessera.values.session import Frame, GatewayMessage, Heartbeat, Hello, HelloAck, Invite, SchedulerMessage, Standby, Submit
+from tessera.values.session import (
+    Frame,
+    GatewayMessage,
+    Heartbeat,
+    Hello,
+    HelloAck,
+    Invite,
+    KnownAs,
+    SchedulerMessage,
+    Standby,
+    Submit,
+)
 
 MODEL = "SmolLM2-135M-Instruct"
 MAX_MODEL_LEN = 8192
@@ -43,6 +54,7 @@ class SchedulerEnd:
 
     def __init__(self, model: ModelInfo) -> None:
         self.epoch = epoch(1)
+        self.deaf_to: set[type] = {Heartbeat}
         self._model = model
         self._heard: asyncio.Queue[GatewayMessage] = asyncio.Queue()
         self._said: asyncio.Queue[Any] = asyncio.Queue()
@@ -76,9 +88,9 @@ class SchedulerEnd:
         self._said.put_nowait(error)
 
     async def hear(self, kind: type[M]) -> M:
-        """The next thing said that is no heartbeat; it must be a `kind`."""
+        """The next thing said, without those that this end is deaf to; it must be a `kind`."""
         message = await self._heard.get()
-        while isinstance(message, Heartbeat) and kind is not Heartbeat:
+        while isinstance(message, tuple(self.deaf_to)) and not isinstance(message, kind):
             message = await self._heard.get()
         assert isinstance(message, kind), f"heard {message}"
         return message
@@ -190,6 +202,11 @@ def output(submit: Submit, offset: int, token_ids: list[int], finish: Finish | N
     return RequestOutput(submit.submission.request_id, submit.subscriber, offset, tuple(token_ids), cached, finish, timings)
 
 
+def known_as(submit: Submit, known: Submit) -> KnownAs:
+    """What was submitted lives as what was submitted before."""
+    return KnownAs(submit.submission.request_id, submit.subscriber, known.submission.request_id)
+
+
 def max_tokens(count: int) -> Finish:
     return Finish(FinishReason.MAX_TOKENS, count)
 
@@ -216,9 +233,8 @@ async def read_all(call: Any) -> list[pb.StreamGenerateResponse]:
     return pieces
 
 
-def assert_dense(pieces: list[pb.StreamGenerateResponse]) -> None:
-    """Each piece begins where the one before ended; only the last has a finish."""
-    tokens = size = 0
+def assert_dense(pieces: list[pb.StreamGenerateResponse], tokens: int = 0, size: int = 0) -> None:
+    """Each piece begins where the one before ended, the first at these offsets; only the last has a finish."""
     for index, piece in enumerate(pieces):
         assert (piece.token_offset, piece.text_offset) == (tokens, size)
         tokens += len(piece.token_ids)
