@@ -1,7 +1,6 @@
 """The process behind `Load`: runs client streams on one event loop and some in threads, and notes everything they see."""
 
 import asyncio
-import contextlib
 import itertools
 import threading
 import time
@@ -34,27 +33,23 @@ def main(pipe: Connection, addresses: tuple[str, ...]) -> None:
 
 
 async def _serve(pipe: Connection, addresses: tuple[str, ...]) -> None:
-    orders = [addresses[index:] + addresses[:index] for index in range(len(addresses))]
-    async with contextlib.AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(AsyncClient(order)) for order in orders]
-        blocking = [stack.enter_context(Client(order)) for order in orders]
-        streams = Streams(clients, blocking)
-        while True:
-            try:
-                command = await asyncio.to_thread(pipe.recv)
-            except EOFError:
-                return
-            try:
-                answer = await _obey(streams, command)
-            except Exception as error:  # noqa: BLE001 - it is raised at the other end
-                answer = RuntimeError(f"{type(error).__name__}: {error}")
-            pipe.send(answer)
+    streams = Streams(addresses)
+    while True:
+        try:
+            command = await asyncio.to_thread(pipe.recv)
+        except EOFError:
+            return
+        try:
+            answer = await _obey(streams, command)
+        except Exception as error:  # noqa: BLE001 - it is raised at the other end
+            answer = RuntimeError(f"{type(error).__name__}: {error}")
+        pipe.send(answer)
 
 
 async def _obey(streams: "Streams", command: tuple[Any, ...]) -> object:
     match command:
         case ("begin", asks, concurrency, repeat):
-            streams.begin(asks, concurrency, repeat)
+            await streams.begin(asks, concurrency, repeat)
             return None
         case ("progress",):
             return streams.progress()
@@ -68,16 +63,24 @@ async def _obey(streams: "Streams", command: tuple[Any, ...]) -> object:
 class Streams:
     """All streams of one run."""
 
-    def __init__(self, clients: Sequence[AsyncClient], blocking: Sequence[Client]) -> None:
-        self._clients = clients
-        self._blocking = blocking
+    def __init__(self, addresses: tuple[str, ...]) -> None:
+        self._orders = [addresses[index:] + addresses[:index] for index in range(len(addresses))]
+        self._clients: list[AsyncClient] = []
+        self._blocking: list[Client] = []
         self._logs: list[StreamLog] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._is_endless = self._is_stopping = True
 
-    def begin(self, asks: Sequence[Ask], concurrency: int, repeat: bool) -> None:
-        """Start `concurrency` lanes, each one stream after the other."""
+    async def begin(self, asks: Sequence[Ask], concurrency: int, repeat: bool) -> None:
+        """Start `concurrency` lanes, each one stream after the other. The clients are new ones: those of the run before may all have gone
+        over to one gateway."""
         assert not self._tasks, "a run is under way"
+        for client in self._clients:
+            await client.close()
+        for blocking in self._blocking:
+            blocking.close()
+        self._clients = [AsyncClient(order) for order in self._orders]
+        self._blocking = [Client(order) for order in self._orders]
         self._logs, self._is_endless, self._is_stopping = [], repeat, False
         numbers: Iterator[int] = itertools.count() if repeat else iter(range(len(asks)))
         self._tasks = [asyncio.create_task(self._lane(lane, asks, numbers)) for lane in range(concurrency)]
@@ -123,7 +126,7 @@ class Streams:
             index = number % len(asks)
             log = StreamLog(index, time.monotonic())
             self._logs.append(log)
-            client = number % len(self._clients)
+            client = lane % len(self._clients)
             if lane % SYNC_EVERY == SYNC_EVERY - 1:
                 await _read_in_thread(self._blocking[client], asks[index], log)
             else:
