@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kv_manager.published_block import PublishedBlock
+from kv_manager.published_blocks import PublishedBlocks, Rows, entry_dtype
 
 
 class Blocks:
@@ -31,12 +31,13 @@ class Blocks:
         self.published_steps: list[int] = [0] * num_blocks
         self.token_ids: npt.NDArray[np.int32] = np.zeros((num_blocks, block_size), np.int32)
 
-    def published(self, block_ids: Sequence[int]) -> tuple[PublishedBlock, ...]:
+    def published(self, block_ids: Sequence[int]) -> PublishedBlocks:
         """The prefix-cache entries of published blocks."""
-        rows = self.token_ids[block_ids,].tolist() if block_ids else []
-        return tuple(self._published(block_id, tuple(row)) for block_id, row in zip(block_ids, rows, strict=True))
-
-    def _published(self, block_id: int, token_ids: tuple[int, ...]) -> PublishedBlock:
-        digest = self.digests[block_id]
-        assert digest is not None, f"block {block_id} is not published"
-        return PublishedBlock(block_id, digest, self.parents[block_id], token_ids, self.published_steps[block_id])
+        rows: Rows = np.empty(len(block_ids), entry_dtype(self.block_size))
+        digests, parents, steps = self.digests, self.parents, self.published_steps
+        rows["block_id"] = block_ids
+        rows["digest"] = np.array([digests[block_id] for block_id in block_ids], np.uint64)
+        rows["parent"] = np.array([parents[block_id] or 0 for block_id in block_ids], np.uint64)
+        rows["step_and_parent"] = [2 * steps[block_id] + (parents[block_id] is not None) for block_id in block_ids]
+        rows["token_ids"] = self.token_ids[np.array(block_ids, np.int64)]
+        return PublishedBlocks(rows)

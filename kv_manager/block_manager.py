@@ -8,13 +8,14 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from kv_manager.adoption import eviction_order, restore_entries
+from kv_manager.adoption import EntriesByBlock, eviction_order, restore_entries
 from kv_manager.block import Blocks
 from kv_manager.block_table import BlockTable, HeldTable
 from kv_manager.free_list import FreeList
 from kv_manager.hash_chain import TokenIds, chain_digests, namespace_link
 from kv_manager.prefix_index import HashPrefixIndex, PrefixIndex
 from kv_manager.published_block import PublishedBlock
+from kv_manager.published_blocks import PublishedBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class PrefixMatch:
 class BlockChanges:
     """Prefix-cache entries that appeared and went since the last call. Apply `unpublished` first; absolute, so twice is once."""
 
-    published: tuple[PublishedBlock, ...]
+    published: PublishedBlocks
     unpublished: tuple[int, ...]
 
 
@@ -198,7 +199,7 @@ class BlockManager:
         published = self._blocks.published([block_id for block_id in changed if digests[block_id] is not None])
         return BlockChanges(published, tuple(block_id for block_id in changed if digests[block_id] is None))
 
-    def published(self) -> tuple[PublishedBlock, ...]:
+    def published(self) -> PublishedBlocks:
         """All prefix-cache entries, by block id: what a journal that is rewritten starts from."""
         digests = self._blocks.digests
         return self._blocks.published([block_id for block_id, digest in enumerate(digests) if digest is not None])
@@ -213,21 +214,16 @@ class BlockManager:
         """
         assert len(self._free) == self.num_blocks and not self._changed, "only an unused manager adopts"
         blocks = self._blocks
+        recorded = EntriesByBlock(PublishedBlocks.of(published), self.num_blocks)
         for item in held:
             for block_id in item.table.block_ids:
                 blocks.ref_counts[block_id] += 1
         for item in held:
+            self._recall_chain(item, recorded)
             self.publish(item.table, item.token_ids, item.num_computed, step)
-        free_entries = []
-        for entry in {entry.block_id: entry for entry in published}.values():
-            if blocks.digests[entry.block_id] == entry.digest:
-                blocks.published_steps[entry.block_id] = entry.published_step
-                self._changed.discard(entry.block_id)
-            else:
-                self._changed.add(entry.block_id)
-                if self.enable_prefix_caching and not blocks.ref_counts[entry.block_id]:
-                    free_entries.append(entry)
-        levels = restore_entries(self._index, blocks, free_entries)
+        entries = recorded.entries
+        free_entries = self._settle_steps(entries)
+        levels = restore_entries(self._index, blocks, free_entries if self.enable_prefix_caching else ())
         cached = eviction_order(levels)
         self._changed.difference_update(cached)
         uncached = zip(blocks.ref_counts, blocks.digests, strict=True)
@@ -256,6 +252,27 @@ class BlockManager:
         """Token ids of the sequence's blocks `[first, stop)`, int32 `[stop - first, block_size]`."""
         ids = np.asarray(token_ids[first * self.block_size : stop * self.block_size], dtype=np.int32)
         return ids.reshape(stop - first, self.block_size)
+
+    def _recall_chain(self, held: HeldTable, recorded: EntriesByBlock) -> None:
+        """Take the digests of a table's computed blocks from entries that say the same of them."""
+        num_full = held.num_computed // self.block_size
+        if self.enable_prefix_caching and num_full and not held.table.digests:
+            block_ids = np.array(held.table.block_ids[:num_full], np.int64)
+            held.table.digests = recorded.digests_of(block_ids, self._rows(held.token_ids, 0, num_full))
+
+    def _settle_steps(self, entries: PublishedBlocks) -> PublishedBlocks:
+        """Of published blocks take the steps that `entries`, one a block, name, where the digests agree. Returns those of free blocks for
+        which nothing is published; of everything that disagrees the journal has to learn."""
+        blocks, block_ids = self._blocks, entries.block_ids.tolist()
+        now, refs, digests = blocks.digests, blocks.ref_counts, entries.digests.tolist()
+        same = np.array([now[block_id] == digest for block_id, digest in zip(block_ids, digests, strict=True)], np.bool_)
+        steps = np.array(blocks.published_steps, np.int64)
+        steps[entries.block_ids[same]] = entries.published_steps[same]
+        blocks.published_steps = steps.tolist()
+        self._changed.difference_update(entries.block_ids[same].tolist())
+        others = entries.select(~same)
+        self._changed.update(others.block_ids.tolist())
+        return others.select(np.array([not refs[block_id] for block_id in others.block_ids.tolist()], np.bool_))
 
     def _extend_chain(self, table: BlockTable, rows: npt.NDArray[np.int32]) -> None:
         """Hash the blocks that follow those the table has digests of, int32 `[blocks, block_size]`."""

@@ -2,10 +2,14 @@
 
 from collections.abc import Iterable
 
-from kv_manager.adoption import table_entries
+import numpy as np
+import numpy.typing as npt
+
+from kv_manager.adoption import EntriesByBlock, table_entries
 from kv_manager.block_table import BlockTable, HeldTable
 from kv_manager.hash_chain import join_namespace
 from kv_manager.published_block import PublishedBlock
+from kv_manager.published_blocks import NO_BLOCKS, PublishedBlocks
 from tessera.values.model import WorkerDescription
 from tessera.values.report import DroppedSlot, SlotReport, WorkerReport
 
@@ -15,19 +19,24 @@ def kv_namespace(description: WorkerDescription) -> bytes:
     return join_namespace(description.model.weights_digest, description.geometry.kv_format)
 
 
-def held_blocks(report: WorkerReport, recorded: Iterable[PublishedBlock]) -> tuple[PublishedBlock, ...]:
+def held_blocks(report: WorkerReport, recorded: Iterable[PublishedBlock]) -> PublishedBlocks:
     """At most one entry a block: recorded ones (of this boot) that nothing wrote since, and every full computed block of a reported
     slot, live, finished or dropped, as of the step that wrote it.
 
     A dropped slot's block counts only if its last write came before the step that dropped it.
     """
-    last_write_step = report.last_write_step
-    entries = {entry.block_id: entry for entry in recorded if last_write_step[entry.block_id] <= entry.published_step}
-    for slot in report.slots:
-        _add(entries, report, slot, slot.computed_len)
-    for dropped in report.dropped:
-        _add(entries, report, dropped, _untouched_len(report, dropped))
-    return tuple(entries.values())
+    told = PublishedBlocks.of(recorded)
+    kept = told.select(report.last_write_step[told.block_ids] <= told.published_steps)
+    by_block = EntriesByBlock(kept, report.description.geometry.num_blocks)
+    told_blocks = np.zeros(report.description.geometry.num_blocks, np.bool_)
+    told_blocks[kept.block_ids] = True
+    parts = [by_block.entries]
+    lens: list[tuple[SlotReport | DroppedSlot, int]] = [(slot, slot.computed_len) for slot in report.slots]
+    lens += [(dropped, _untouched_len(report, dropped)) for dropped in report.dropped]
+    for slot, num_computed in lens:
+        parts.append(_untold(report, slot, num_computed, by_block, told_blocks))
+        told_blocks[parts[-1].block_ids] = True
+    return PublishedBlocks.concatenate(parts)
 
 
 def _untouched_len(report: WorkerReport, dropped: DroppedSlot) -> int:
@@ -40,9 +49,21 @@ def _untouched_len(report: WorkerReport, dropped: DroppedSlot) -> int:
     return num_full * block_size
 
 
-def _add(entries: dict[int, PublishedBlock], report: WorkerReport, slot: SlotReport | DroppedSlot, num_computed: int) -> None:
-    held = HeldTable(BlockTable(slot.block_table.tolist()), slot.token_ids, num_computed)
-    description = report.description
-    found = table_entries(held, description.geometry.block_size, kv_namespace(description), report.last_write_step)
-    for entry in found:
-        entries.setdefault(entry.block_id, entry)
+def _untold(
+    report: WorkerReport,
+    slot: SlotReport | DroppedSlot,
+    num_computed: int,
+    by_block: EntriesByBlock,
+    told_blocks: npt.NDArray[np.bool_],
+) -> PublishedBlocks:
+    """Entries of a slot's full computed blocks that nothing told before."""
+    block_size = report.description.geometry.block_size
+    num_full = num_computed // block_size
+    block_ids = slot.block_table[:num_full]
+    fresh = ~told_blocks[block_ids]
+    if not fresh.any():
+        return NO_BLOCKS
+    rows = slot.token_ids[: num_full * block_size].reshape(num_full, block_size)
+    table = BlockTable(slot.block_table.tolist(), digests=by_block.digests_of(block_ids, rows))
+    held = HeldTable(table, slot.token_ids, num_computed)
+    return table_entries(held, block_size, kv_namespace(report.description), report.last_write_step).select(fresh)

@@ -70,7 +70,7 @@ class BlockDelta:
 
     worker: str
     boot_id: bytes
-    published: tuple[PublishedBlock, ...]
+    published: Sequence[PublishedBlock]
     unpublished: tuple[int, ...]
 
 

@@ -1,5 +1,6 @@
 """The result of joining what Redis, the workers and the gateways know: what a new leader starts from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kv_manager.published_block import PublishedBlock
@@ -60,7 +61,7 @@ class RecoveredWorker:
     worker: str
     boot_id: bytes
     next_step: int
-    published: tuple[PublishedBlock, ...]
+    published: Sequence[PublishedBlock]
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class Replica:
             if not sequence.has_entered:
                 self._queue_drop(sequence, None)
         self.orphans = {slot.request_id: Orphan(slot, BlockTable(slot.block_table.tolist())) for slot in orphans}
-        tables = [HeldTable(seq.table, seq.ledger.token_ids, seq.ledger.computed_len) for seq in self.running.values()]
+        tables = [HeldTable(sequence.table, slot.token_ids, slot.computed_len) for sequence, slot in held]
         tables += [HeldTable(orphan.table, orphan.slot.token_ids, orphan.slot.computed_len) for orphan in self.orphans.values()]
         self.manager.adopt(tables, published, self._last_step)
         self.manager.take_changes()  # the whole cache is told, below
@@ -120,7 +120,7 @@ class Replica:
             return  # the journal forgets an earlier boot by itself
         self.next_step = max(self.next_step, earlier.next_step)
         self.applied_step, self.durable_step = earlier.applied_step, earlier.durable_step
-        stale = tuple(entry.block_id for entry in earlier.manager.published())
+        stale = tuple(earlier.manager.published().block_ids.tolist())
         self.block_deltas.insert(-1, BlockDelta(self.name, self.boot_id, (), stale))
 
     def adopt_orphan(self, sequence: Sequence) -> None:
