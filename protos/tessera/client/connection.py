@@ -17,12 +17,12 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     # Time for a connection to be made; gRPC has no other name for it.
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.service_config", '{"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": true}}]}'),
 ]
 """While a call runs, a gateway gone or stopped without a word is noticed within 2.5 s: pings are answered by gRPC's own threads, so a
-gateway that is only busy answers them. A connection without a call sends none. One that comes back is found within about 1 s. Where a
+gateway that is only busy answers them. A connection without a call sends none. One that comes back is found within about half a second. Where a
 name stands for several gateways, each client takes any one of them for all its calls."""
 
 SHORT_CALL_TIMEOUT_S = 30.0

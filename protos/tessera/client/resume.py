@@ -33,7 +33,7 @@ _TRANSPORT_TEXTS = ("Stream removed", "Received RST_STREAM", "Received http2 hea
 @dataclass(frozen=True, slots=True)
 class ResumePolicy:
     """`gateways` is how many there are. `resume_timeout_s` bounds the time from a failure to the next new piece of the answer; 0 turns
-    resuming off. `retry_overloaded`: RESOURCE_EXHAUSTED before the first token is tried again too, when the server says."""
+    resuming off. `retry_overloaded`: a first try that ends with RESOURCE_EXHAUSTED is tried again too, when the server says."""
 
     gateways: int
     resume_timeout_s: float = RESUME_TIMEOUT_S
@@ -129,7 +129,7 @@ class ResumableAnswer:
 
     def _is_resumed(self, error: TesseraError) -> bool:
         if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return bool(self._token_ids) or self._policy.retry_overloaded
+            return self._number > 0 or bool(self._token_ids) or self._policy.retry_overloaded
         return is_broken(error)
 
     def _delay_s(self, error: TesseraError) -> float:

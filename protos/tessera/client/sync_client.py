@@ -25,7 +25,7 @@ class Client:
     `generate` and `stream` go on by themselves where a connection breaks, a gateway ends, stops answering or has no scheduler: with
     the next gateway, or the same one where there is only one, from where the answer was. No token comes twice and none is left out,
     and the request is not computed a second time while a scheduler knows it. Where nothing new comes for `resume_timeout_s`, the last
-    error is raised. Refusals are raised at once, RESOURCE_EXHAUSTED before the first token too unless `retry_overloaded` is set.
+    error is raised. Refusals are raised at once, RESOURCE_EXHAUSTED of the first try too unless `retry_overloaded` is set.
     Calls go to the first gateway that has not failed; the other calls are tried once at each.
     """
 
