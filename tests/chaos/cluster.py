@@ -20,6 +20,9 @@ from tests.system.role_process import RoleProcess, free_ports
 SCHEDULER_SERVICE = session_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 GROUP = "chaos"
 DRAIN_GRACE_S = 2.0
+DETACH_GRACE_MS = 5000
+"""No client of a chaos run cancels: where a call ends, a connection broke, and the client comes back."""
+
 HEALTH_TIMEOUT_S = 0.5
 
 
@@ -132,6 +135,7 @@ class Cluster:
     def _gateway(self, index: int) -> RoleProcess:
         name = f"gateway{index}"
         command = ["gateway", "--model", MODEL, "--drain-grace-s", str(DRAIN_GRACE_S)]
+        command += ["--detach-grace-ms", str(DETACH_GRACE_MS)]
         for scheduler in self.schedulers:
             command += ["--scheduler", self._route(f"{name}-{scheduler.name}", scheduler.address)]
         return self._process(name, [*command, *self.setup.gateway_options, "--log-level", "debug"])
