@@ -138,7 +138,7 @@ class House:
         self.gateways: dict[str, Gateway] = {}
         self.now_us = 1_000_000
         self.outputs: dict[str, list[ScheduledBatchOutput]] = {name: [] for name in names}
-        self.attempts: dict[bytes, int] = {}  # the highest that entered a worker
+        self.attempts: dict[tuple[str, Epoch, int, bytes], int] = {}  # the highest that entered under an attach
         self.term = 0
         self.lead = self.take_over()
 
@@ -184,11 +184,15 @@ class House:
     # -- workers
 
     def execute(self, name: str = WORKER) -> None:
-        """A worker computes its oldest batch; the output is on its way. No attempt of a request comes twice, to whichever worker."""
+        """A worker computes its oldest batch; the output is on its way. No attempt of a request comes twice to a worker: neither one that
+        it still holds something of, nor one that entered under the same attach."""
         self.now_us += STEP_US
-        for entry in self.workers[name].queue[0].entries:
-            assert entry.attempt > self.attempts.get(entry.request_id, 0), "an attempt came again"
-            self.attempts[entry.request_id] = entry.attempt
+        worker = self.workers[name]
+        for entry in worker.queue[0].entries:
+            key = name, worker.epoch, worker.nonce, entry.request_id
+            held = [slot.attempt for slot in (*worker.slots.values(), *worker.dropped) if slot.request_id == entry.request_id]
+            assert entry.attempt > max([0, *held, self.attempts.get(key, 0)]), "an attempt came again"
+            self.attempts[key] = entry.attempt
         self.outputs[name].append(self.workers[name].step())
 
     def hear(self, name: str = WORKER) -> None:
@@ -208,11 +212,11 @@ class House:
             lead.release()
 
     def write_unheard(self) -> None:
-        """The store carries out the next call; the answer is lost."""
+        """The store carries out the next call, if there is one; the answer is lost."""
         call = self.lead.journal.next_call(self.now_us)
-        assert call is not None
-        self.store.execute(self.lead.epoch, call)
-        self.lead.journal.on_reply(Failed("the connection broke"), self.now_us)
+        if call is not None:
+            self.store.execute(self.lead.epoch, call)
+            self.lead.journal.on_reply(Failed("the connection broke"), self.now_us)
 
     # -- gateways and their clients
 

@@ -1,0 +1,171 @@
+"""Random lives of a scheduler group: leaders, workers, stores and gateways come and go in any order, and no client can tell."""
+
+import random
+
+import pytest
+from recovery_rig import OTHER_WORKER, WORKER, Call, House
+
+from services.scheduler.core.worker_loss import LEFT
+from services.scheduler.store.memory import MemoryStore
+from tessera.values.finish import FinishReason
+
+GATEWAYS = ("g1", "g2", "g3")
+
+
+class Life:
+    """One random history. `calls` are the latest call of every client; what was aborted is not compared."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.house = House(
+            num_blocks=rng.choice((7, 9, 16, 64)),
+            num_workers=rng.choice((1, 2, 2)),
+            max_num_seqs=rng.randint(1, 4),
+            max_num_batched_tokens=rng.choice((6, 16)),
+            max_batches_in_flight=rng.choice((1, 2)),
+        )
+        self.saved = self.house.store.save()
+        self.calls: list[Call] = []
+        self.aborted: set[int] = set()
+        self.away: set[str] = set()
+        self.number = 0
+
+    def live(self) -> list[int]:
+        return [index for index, call in enumerate(self.calls) if not call.ends and index not in self.aborted]
+
+    def begin(self) -> None:
+        if len(self.calls) < 16:
+            self.number += 1
+            start = self.rng.choice((10, 10, 30))
+            prompt = list(range(start, start + self.rng.choice((5, 9, 13, 14))))
+            gateway = self.rng.choice([name for name in GATEWAYS if name not in self.away] or ["g4"])
+            sampling = {"max_tokens": self.rng.randint(1, 14), "seed": self.number, "ignore_eos": self.rng.random() < 0.7}
+            self.calls.append(self.house.call(self.number, prompt, gateway, name=f"client {self.number}", **sampling))
+
+    def resume(self) -> None:
+        """A client goes to a gateway that has a session; its request may live, have ended, or be unknown."""
+        present = [name for name in GATEWAYS if name not in self.away]
+        if self.live() and present:
+            index = self.rng.choice(self.live())
+            call, self.number = self.calls[index], self.number + 1
+            count = self.rng.randint(0, len(call.tokens))
+            again = self.house.resume(call, self.number, self.rng.choice(present), call.subscriber + 1, call.received[:count])
+            self.forget(call)
+            self.calls[index] = again
+
+    def forget(self, call: Call) -> None:
+        """A gateway that has no session yet learns that its client has left."""
+        if call.gateway.name in self.away:
+            call.gateway.calls.pop(call.submission.request_id, None)
+
+    def abort(self) -> None:
+        if self.live() and self.rng.random() < 0.3:
+            index = self.rng.choice(self.live())
+            if self.calls[index].gateway.name not in self.away:
+                self.house.abort(self.calls[index])
+                self.aborted.add(index)
+
+    def turn(self) -> None:
+        self.house.turn(self.rng.randint(1, 4), writes=self.rng.random() < 0.5)
+
+    def work(self) -> None:
+        """One thing happens of what a turn does."""
+        name = self.rng.choice(list(self.house.workers))
+        what = self.rng.randrange(6)
+        if what == 0 and self.house.workers[name].queue:
+            self.house.execute(name)
+        elif what == 1 and self.house.outputs[name]:
+            self.house.hear(name)
+        elif what == 2:
+            self.house.write(self.rng.randint(1, 3))
+        elif what == 3:
+            self.house.write_unheard()
+        elif what == 4:
+            self.house.now_us += self.rng.choice((1_000, 300_000, 300_000))
+            self.house.lead.release()
+        self.house.read()
+
+    def worker_goes(self) -> None:
+        name = self.rng.choice(list(self.house.workers))
+        if name in self.house.lead.nonces:
+            if self.rng.random() < 0.5:
+                self.house.workers[name].restart()
+            else:
+                while self.house.workers[name].queue and self.rng.random() < 0.5:
+                    self.house.execute(name)
+            self.house.workers[name].queue.clear()
+            self.house.outputs[name].clear()
+            self.house.lead.lose(name, LEFT)
+
+    def worker_comes(self) -> None:
+        for name in self.house.workers:
+            replica = self.house.lead.scheduler.replica(name)
+            if (replica is None or not replica.is_attached) and self.rng.random() < 0.7:
+                self.house.outputs[name].clear()
+                self.house.lead.attach(name)
+
+    def gateway_comes(self) -> None:
+        if self.away:
+            name = self.rng.choice(sorted(self.away))
+            self.away.remove(name)
+            self.house.say_hello(name)
+
+    def keep(self) -> None:
+        self.saved = self.house.store.save()
+
+    def leader_dies(self) -> None:
+        store = self.rng.random()
+        if store < 0.15:
+            self.house.store = self.saved.save()
+        elif store < 0.25:
+            self.house.store = MemoryStore()
+        if self.rng.random() < 0.2:
+            self.house.workers[self.rng.choice(list(self.house.workers))].restart()
+        late_workers = (self.rng.choice((WORKER, OTHER_WORKER)),) if len(self.house.workers) == 2 else ()
+        if self.rng.random() < 0.6:
+            late_workers = ()
+        known = [name for name in GATEWAYS if name in self.house.gateways]
+        self.away = {name for name in known if self.rng.random() < 0.4}
+        self.house.take_over(tuple(self.away), late_workers)
+
+    def grace_ends(self) -> None:
+        if self.rng.random() < 0.3:
+            self.house.lead.scheduler.expire_orphans()
+            self.house.lead.settle()
+
+    def run(self) -> None:
+        weighted = [(self.begin, 3), (self.turn, 5), (self.work, 14), (self.resume, 2), (self.abort, 1), (self.keep, 1)]
+        weighted += [(self.worker_goes, 1), (self.worker_comes, 2), (self.gateway_comes, 2), (self.leader_dies, 1)]
+        weighted += [(self.grace_ends, 1)]
+        actions, weights = zip(*weighted, strict=True)
+        for _ in range(150):
+            self.rng.choices(actions, weights)[0]()
+        self.end()
+
+    def end(self) -> None:
+        """Everybody comes back, and everything ends."""
+        while self.away:
+            self.gateway_comes()
+        for name in self.house.workers:
+            replica = self.house.lead.scheduler.replica(name)
+            if replica is None or not replica.is_attached:
+                self.house.outputs[name].clear()
+                self.house.lead.attach(name)
+        for name in self.house.workers:
+            while self.house.outputs[name]:
+                self.house.hear(name)
+        self.house.lead.scheduler.expire_orphans()
+        self.house.lead.settle()
+        self.house.now_us += 2_000_000
+        self.house.run()
+        compared = [call for index, call in enumerate(self.calls) if index not in self.aborted]
+        self.house.assert_as_undisturbed(*compared)
+        for index in self.aborted:
+            call = self.calls[index]
+            assert len(call.ends) <= 1
+            assert not call.ends or call.ends[0].reason is not FinishReason.ERROR
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_client_can_tell(seed: int) -> None:
+    Life(seed).run()
