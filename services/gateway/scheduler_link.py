@@ -7,7 +7,6 @@ from typing import Protocol
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 
 from services.rpc.channel import open_channel
 from services.rpc.status import reason_of
@@ -131,6 +130,8 @@ class SchedulerLink:
             raise SessionBroken(f"nothing heard for {silence_s:g} s") from None
         if response is grpc.aio.EOF:
             raise SessionBroken("the scheduler closed the stream")
+        if response is None:  # which is how grpc.aio says it
+            raise SessionBroken("a message cannot be decoded")
         return response_from_proto(response)
 
     async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
@@ -163,8 +164,6 @@ def _end_of(stream: asyncio.Task[None]) -> StreamEnd:
             return StreamEnd(error.details() or "" if reason else f"{error.code().name}: {error.details()}", reason)
         case SessionBroken() | MalformedMessage() as error:
             return StreamEnd(str(error))
-        case DecodeError() as error:
-            return StreamEnd(f"a message cannot be decoded: {error}")
         case error:
             assert error is not None, "a stream ends by an exception"
             raise error

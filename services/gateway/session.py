@@ -223,6 +223,9 @@ class SchedulerSession:
         _log.info("leader changed", scheduler=link.address, epoch=self._leadership.highest.number, live=len(self.live))
         self._hello = Hello(self._leadership.highest, self._tokenizer.digest, self._gateway_id, self.live.for_hello())
         link.say(self._hello)
+        if not self._draining:  # what another one refused, this one may take
+            self._refusal = None
+            self._decided.clear()
 
     def _lost(self, link: SchedulerLink, why: str) -> None:
         """`link` does not lead any more, if it did."""
@@ -242,8 +245,6 @@ class SchedulerSession:
         except TokenizerMismatch as error:
             self._refuse(tokenizer_mismatch(str(error)))
             raise SessionBroken(str(error)) from error
-        if not self._draining:
-            self._refusal = None
         self._connected = True
         self._decided.set()
         self._catch_up(ack)

@@ -15,7 +15,7 @@ from services.gateway.servicer import SERVICE_NAME
 from services.rpc.errors import ServiceError
 from services.rpc.server import RpcServer, ServerConfig
 from services.scheduler.convert import request_from_proto, response_to_proto
-from tessera.scheduler.v1 import session_pb2_grpc
+from tessera.scheduler.v1 import session_pb2
 from tessera.v1 import inference_pb2 as pb
 from tessera.v1 import inference_pb2_grpc
 from tessera.values.finish import Finish, FinishReason
@@ -83,6 +83,10 @@ class SchedulerEnd:
         """End the stream after what was said."""
         self._said.put_nowait(OVER)
 
+    def say_raw(self, data: bytes) -> None:
+        """Bytes in the place of a message."""
+        self._said.put_nowait(data)
+
     def refuse(self, error: ServiceError) -> None:
         """End the stream with a status."""
         self._said.put_nowait(error)
@@ -115,7 +119,18 @@ class SchedulerEnd:
         self.break_off()
 
 
-class ScriptedScheduler(session_pb2_grpc.SchedulerServiceServicer):
+def _register(servicer: "ScriptedScheduler", server: Any) -> None:
+    """As the generated function does, save that bytes are sent as they are."""
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.Session,
+        request_deserializer=session_pb2.SessionRequest.FromString,
+        response_serializer=lambda message: message if isinstance(message, bytes) else message.SerializeToString(),
+    )
+    service = grpc.method_handlers_generic_handler("tessera.scheduler.v1.SchedulerService", {"Session": handler})
+    server.add_generic_rpc_handlers((service,))
+
+
+class ScriptedScheduler:
     """Listens at one address, also across `restart`."""
 
     def __init__(self, model: ModelInfo) -> None:
@@ -133,6 +148,9 @@ class ScriptedScheduler(session_pb2_grpc.SchedulerServiceServicer):
         """The next session that a gateway opens; nothing has been said."""
         return await self._opened.get()
 
+    def none_opened(self) -> bool:
+        return self._opened.empty()
+
     async def session(self, number: int = 1) -> SchedulerEnd:
         """The next session that a gateway opens, invited; its Hello is not answered yet."""
         end = await self.opened()
@@ -148,8 +166,7 @@ class ScriptedScheduler(session_pb2_grpc.SchedulerServiceServicer):
 
     async def start(self) -> None:
         self._server = RpcServer(ServerConfig(self.address))
-        register = session_pb2_grpc.add_SchedulerServiceServicer_to_server
-        self._server.add(register, self, "tessera.scheduler.v1.SchedulerService")
+        self._server.add(_register, self, "tessera.scheduler.v1.SchedulerService")
         self.address = await self._server.start()
 
     async def stop(self) -> None:
