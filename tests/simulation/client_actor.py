@@ -60,7 +60,9 @@ class SimClient(Actor):
         else:
             self._number += 1
             answer = self._answer
-            resume = Resume(self._number, len(answer.text.encode()), tuple(answer.token_ids)) if self._number else None
+            count, keeps = len(answer.token_ids), self.world.rng.random() < 0.7
+            token_ids = tuple(answer.token_ids) if keeps else ()
+            resume = Resume(self._number, count, len(answer.text.encode()), token_ids) if self._number else None
             end.send(("generate", self._ask, resume))
         self.later(PING, lambda: self._ping(end))
 
@@ -95,8 +97,10 @@ class SimClient(Actor):
             self._take(message)
         elif isinstance(message, Refusal):
             self.log("is refused:", message.reason)
-            if not message.is_retriable:
-                raise Violation(f"{self.name}: {message.reason}")
+            # Two tries without numbers cannot be told apart: one that was stuck somewhere takes over from the present one.
+            is_own = message.reason == "TAKEN_OVER" and self._manner is Manner.RETRIES
+            if not message.is_retriable and not is_own:
+                raise Violation(f"{self.name}: {message.reason}: {message.message}")
             self._broken(end, message.reason)
             end.close()
 

@@ -1,334 +1,255 @@
-"""A gateway as a process: the rules of its sessions, and the real output stream for each call.
+"""A gateway as a process: the real session, its real streams and rules, between simulated links and simulated calls."""
 
-One stream to each scheduler; the highest epoch that has invited it is listened to, lower ones are refused; after a HelloAck everything is
-said again that the leader does not know. A client's end is an Abort, or a Detach where the gateway says that clients may come back or where
-it was itself paused.
-"""
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from dataclasses import dataclass, field, replace
-
+import services.gateway.session as real_session
 from gateway.output_stream import OutputStream, Shown
-from tessera.values.finish import Finish, FinishReason
-from tessera.values.identity import NO_EPOCH, Epoch
-from tessera.values.request import RequestOutput, Submission
-from tessera.values.session import (
-    Abort,
-    Detach,
-    Frame,
-    GatewayMessage,
-    Heartbeat,
-    Hello,
-    HelloAck,
-    Invite,
-    KnownAs,
-    LiveRequest,
-    Rejected,
-    SchedulerMessage,
-    Standby,
-    StopFound,
-    Submit,
-    TakenOver,
-)
-from tests.services.scheduler.core.fake_worker import MODEL
+from services.gateway.config import GatewayConfig
+from services.gateway.request_stream import RequestStream
+from services.gateway.scheduler_link import SessionBroken, StreamEnd
+from services.rpc.errors import ServiceError
+from tessera.values.identity import Epoch
+from tessera.values.session import Frame, GatewayMessage, Heartbeat, HelloAck, Invite, SchedulerMessage, Standby
+from tests.simulation.store_actor import run_now
 from tests.simulation.workload import Ask, SimTokenizer
 from tests.simulation.world import Actor, End, Violation, World
 
-HEARTBEAT = 500_000
+HEARTBEAT_MS = 500
+HEARTBEAT = 1000 * HEARTBEAT_MS
 SILENT_HEARTBEATS_MAX = 3
-RETRY = 100_000
+RETRY_MIN, RETRY_MAX = 50_000, 1_000_000
+LEADER_WAIT = 10_000_000
+LEADER_POLL = 20_000
 
 
-@dataclass(eq=False)
-class Link:
-    """The stream to one scheduler."""
+class SimLink:
+    """What a session knows of one scheduler; opens a stream to it again and again."""
 
-    end: End
-    heard_at: int
-    epoch: Epoch = NO_EPOCH
-    hello: Hello | None = None
-    is_leader: bool = False
+    def __init__(self, owner: "SimGateway", scheduler: str) -> None:
+        self.address = scheduler
+        self._owner = owner
+        self._end: End | None = None
+        self._heard_at = 0
+        self._retry = RETRY_MIN
+        self._was_of_use = False
+        owner.later(owner.world.rng.randrange(1000), self._open)
 
+    def say(self, message: GatewayMessage) -> None:
+        if self._end is not None:
+            self._end.send(message)
 
-@dataclass(eq=False)
-class Call:
-    """One client's stream of one request, as `request_id`."""
+    def reopen(self) -> None:
+        end = self._end
+        self._owner.later(0, lambda: self._over(end, "given up here"))
 
-    submission: Submission
-    output: OutputStream
-    client: End
-    request_id: bytes
-    is_abort_asked: bool = False
-    detach: Detach | None = None
-    stop_found: StopFound | None = None
+    def _open(self) -> None:
+        owner = self._owner
+        self._end = end = owner.world.connect(owner, owner.world.actors[self.address], "session")
+        if end is None:
+            owner.later(RETRY_MIN, self._open)
+            return
+        self._heard_at, self._was_of_use = owner.world.now, False
+        end.on_message = lambda message: self._hear(end, *message)
+        end.on_close = lambda: self._over(end, "the scheduler closed the stream")
+        owner.later(HEARTBEAT, lambda: self._beat(end))
 
-    @property
-    def subscriber(self) -> int:
-        return self.output.subscriber
+    def _beat(self, end: End) -> None:
+        if end is not self._end:
+            return
+        if self._owner.world.now - self._heard_at > SILENT_HEARTBEATS_MAX * HEARTBEAT:
+            self._over(end, "silent")
+            return
+        end.send(Heartbeat())
+        self._owner.later(HEARTBEAT, lambda: self._beat(end))
 
-    def submit(self) -> Submit:
-        return Submit(self.submission, self.subscriber, tuple(self.output.token_ids))
+    def _hear(self, end: End, epoch: Epoch, message: SchedulerMessage) -> None:
+        if end is not self._end:
+            return
+        self._heard_at = self._owner.world.now
+        self._was_of_use = self._was_of_use or not isinstance(message, Invite | Heartbeat)
+        session: Any = self._owner.session
+        before = self._owner.progress()
+        try:
+            match message:
+                case Invite(protocol):
+                    session.invited(self, epoch, protocol)
+                case Standby():
+                    session.stands_by(self)
+                case _:
+                    session.heard(self, epoch, message)
+        except SessionBroken as broken:
+            self._over(end, str(broken))
+        self._owner.check_origin(self.address, epoch, message, before)
+        self._owner.serve_calls()
+
+    def _over(self, end: End | None, why: str) -> None:
+        if end is None or end is not self._end:
+            return
+        end.close()
+        self._end = None
+        session: Any = self._owner.session
+        session.ended(self, StreamEnd(why))
+        self._owner.serve_calls()
+        self._retry = RETRY_MIN if self._was_of_use else min(2 * self._retry, RETRY_MAX)
+        self._owner.later(self._retry, self._open)
 
 
 @dataclass(frozen=True)
 class Resume:
-    """What a client that comes back says of the answer so far."""
+    """What a client that comes back says of the answer so far; without `token_ids` it has not kept them."""
 
     number: int
+    token_offset: int
     text_offset: int
     token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A call ends with an error; `is_retriable`: the client may come again."""
-
-    reason: str
-    is_retriable: bool
-
-
-@dataclass
-class _State:
-    links: dict[str, Link] = field(default_factory=dict)
-    calls: dict[bytes, Call] = field(default_factory=dict)
-    highest: Epoch = NO_EPOCH
-
-
 class SimGateway(Actor):
-    """`refuses_lower_epochs` false is a planted defect."""
-
-    refuses_lower_epochs = True
+    """Calls are streams of their clients; the session is the real one."""
 
     def __init__(self, world: World, name: str, schedulers: list[str], detach_grace_ms: int) -> None:
         super().__init__(world, name)
         self._schedulers = schedulers
-        self._detach_grace_ms = detach_grace_ms
+        self._config = GatewayConfig(
+            scheduler=tuple(f"{scheduler}:1" for scheduler in schedulers),
+            model="simulated",
+            heartbeat_ms=HEARTBEAT_MS,
+            detach_grace_ms=detach_grace_ms,
+        )
         self.start()
 
     def start(self) -> None:
-        self.state = _State()
-        self._gateway_id = self.world.rng.randbytes(16)
-        self._alive_at = self.world.now
-        self._was_paused_until = -1
-        for name in self._schedulers:
-            self.later(self.world.rng.randrange(1000), lambda name=name: self._open(name))
-        self.later(HEARTBEAT, self._beat)
+        self._stands = False
+        self._answered_epoch = 0
+        self.calls: dict[End, RequestStream] = {}
+        self.session = real_session.SchedulerSession(self._config, SimTokenizer(), self._standing)  # type: ignore[arg-type]
+        self.session._present = frozenset(self._schedulers)
+        for scheduler in self._schedulers:
+            SimLink(self, scheduler)
+        self.later(HEARTBEAT // 4, self._watch)
 
     @property
-    def leader(self) -> Link | None:
-        return next((link for link in self.state.links.values() if link.is_leader), None)
+    def num_live(self) -> int:
+        """Requests that a scheduler may still send something for."""
+        return len(self.session.live)
+
+    def progress(self) -> list[tuple[bytes, int, bool]]:
+        """How far every live request is."""
+        return [(stream.request_id, stream.num_tokens, stream.ended) for stream in self.session.live]
+
+    def check_origin(
+        self, scheduler: str, epoch: Epoch, message: SchedulerMessage, before: list[tuple[bytes, int, bool]]
+    ) -> None:
+        """Nothing that a leader says counts once a later one has answered here."""
+        if isinstance(message, HelloAck):
+            self._answered_epoch = max(self._answered_epoch, epoch.number)
+        elif isinstance(message, Frame) and epoch.number < self._answered_epoch and before != self.progress():
+            raise Violation(f"{self.name} takes a frame of epoch {epoch.number} from {scheduler} after {self._answered_epoch}")
 
     def lives_on(self, end: End) -> bool:
         """Whether this process serves `end` to its end, and cannot take a pause of its own for the client's leaving."""
         recently = self.world.now - 2 * SILENT_HEARTBEATS_MAX * HEARTBEAT
         return self.incarnation == end.incarnation and not self.is_down and self.long_pause_until < recently
 
-    # -- sessions
+    def _standing(self, stands: bool) -> None:
+        self.log("has a leader" if stands else "has lost its leader")
+        self._stands = stands
 
-    def _open(self, name: str) -> None:
-        end = self.world.connect(self, self.world.actors[name], "session")
-        if end is None:
-            self.later(RETRY, lambda: self._open(name))
-            return
-        link = self.state.links[name] = Link(end, self.world.now)
-        end.on_message = lambda message: self._hear(name, link, *message)
-        end.on_close = lambda: self._give_up(name, link, "closed")
+    def _watch(self) -> None:
+        self.session._was_paused()
+        self.later(HEARTBEAT // 4, self._watch)
 
-    def _give_up(self, name: str, link: Link, why: str) -> None:
-        if self.state.links.get(name) is not link:
-            return
-        if link.is_leader:
-            self.log("lost its session with", name, why)
-        link.is_leader = False
-        link.end.close()
-        del self.state.links[name]
-        self.later(RETRY, lambda: self._open(name))
-
-    def _beat(self) -> None:
-        self._note_pause()
-        for name, link in list(self.state.links.items()):
-            if self.world.now - link.heard_at > SILENT_HEARTBEATS_MAX * HEARTBEAT:
-                self._give_up(name, link, "silent")
-            else:
-                link.end.send(Heartbeat())
-        self.later(HEARTBEAT, self._beat)
-
-    def _note_pause(self) -> None:
-        """A gap longer than a heartbeat and a half between two looks: this process did not run."""
-        if self.world.now - self._alive_at > 1.5 * HEARTBEAT:
-            self._was_paused_until = self.world.now + HEARTBEAT
-        self._alive_at = self.world.now
-
-    def _hear(self, name: str, link: Link, epoch: Epoch, message: SchedulerMessage) -> None:
-        self._note_pause()
-        link.heard_at = self.world.now
-        if isinstance(message, Standby):
-            return
-        state = self.state
-        if self.refuses_lower_epochs and not epoch.supersedes(state.highest):
-            self._give_up(name, link, f"speaks for epoch {epoch.number}, {state.highest.number} was seen")
-            return
-        if epoch.number > state.highest.number or not self.refuses_lower_epochs:
-            state.highest = max(epoch, state.highest, key=lambda held: held.number)
-            for other_name, other in list(state.links.items()):
-                if other is not link and other.is_leader and self.refuses_lower_epochs:
-                    self._give_up(other_name, other, "another leads")
-        link.epoch = epoch
-        self._take(name, link, message)
-
-    def _take(self, name: str, link: Link, message: SchedulerMessage) -> None:
-        match message:
-            case Invite():
-                live = tuple(
-                    LiveRequest(call.request_id, call.subscriber, tuple(call.output.token_ids))
-                    for call in self.state.calls.values()
-                )
-                link.hello = Hello(self.state.highest, MODEL.tokenizer_digest, self._gateway_id, live)
-                link.end.send(link.hello)
-            case HelloAck():
-                self.log("follows", name, "epoch", link.epoch.number, "unknown", len(message.unknown_request_ids))
-                link.is_leader = True
-                self._catch_up(link, message)
-            case Frame(outputs) if link.is_leader:
-                for output in outputs:
-                    self._take_output(output)
-            case Rejected(request_id, subscriber) | TakenOver(request_id, subscriber) if link.is_leader:
-                call = self.state.calls.get(request_id)
-                if call is not None and call.subscriber == subscriber:
-                    self._end(call, _refusal_of(message))
-            case KnownAs(request_id, subscriber, known_request_id) if link.is_leader:
-                self._known_as(request_id, subscriber, known_request_id)
-            case Heartbeat():
-                pass
-            case _:
-                raise Violation(f"{self.name}: {message} came from {name} out of turn")
-
-    def _catch_up(self, link: Link, ack: HelloAck) -> None:
-        assert link.hello is not None
-        known = {live.request_id for live in link.hello.live} - set(ack.unknown_request_ids)
-        for call in list(self.state.calls.values()):
-            if call.request_id not in known:
-                if call.is_abort_asked or call.detach is not None:
-                    self._forget(call)
-                    continue
-                self._say(call.submit())
-            if call.is_abort_asked:
-                self._say(Abort(call.request_id, call.subscriber))
-            elif call.detach is not None:
-                self._say(call.detach)
-                self._forget(call)
-            elif call.stop_found is not None:
-                self._say(call.stop_found)
-
-    def _say(self, message: GatewayMessage) -> None:
-        """Without a leader nothing is queued: all is said again after the next HelloAck."""
-        leader = self.leader
-        if leader is not None:
-            leader.end.send(message)
-
-    def _known_as(self, request_id: bytes, subscriber: int, known_request_id: bytes) -> None:
-        call = self.state.calls.get(request_id)
-        if call is None or call.subscriber != subscriber:
-            return
-        earlier = self.state.calls.get(known_request_id)
-        if earlier is not None and earlier is not call:
-            self._end(earlier, Refusal("TAKEN_OVER", False))
-        del self.state.calls[request_id]
-        call.request_id = known_request_id
-        call.submission = replace(call.submission, request_id=known_request_id)  # whoever leads next knows it so, if at all
-        self.state.calls[known_request_id] = call
-        if call.is_abort_asked:
-            self._say(Abort(known_request_id, subscriber))
-
-    def _take_output(self, output: RequestOutput) -> None:
-        call = self.state.calls.get(output.request_id)
-        if call is None or output.subscriber != call.subscriber:
-            return
-        held = call.output.finish
-        if held is None:
-            try:
-                delta = call.output.feed(output)
-            except Exception as error:
-                raise Violation(f"{self.name}: an output of {output.request_id.hex()[:4]} does not fit: {error}") from error
-            if delta is not None:
-                call.client.send(delta)
-                if delta.found_here:
-                    finish = delta.finish
-                    assert finish is not None and finish.stop_string is not None
-                    found = StopFound(call.request_id, call.subscriber, finish.output_len, finish.stop_string)
-                    call.stop_found = found
-                    if output.finish is None:
-                        self._say(found)
-        if output.finish is not None:
-            self._forget(call)
-            call.client.close()
-
-    # -- clients
+    # -- calls
 
     def accepted(self, end: End) -> None:
-        end.on_message = lambda message: self._serve(end, *message)
+        end.on_message = lambda message: self._hear(end, *message)
 
-    def _serve(self, end: End, kind: str, ask: Ask | None, resume: Resume | None) -> None:
-        self._note_pause()
+    def _hear(self, end: End, kind: str, ask: Ask | None, resume: Resume | None) -> None:
         if kind == "ping":
             end.send("pong")
-            return
-        if kind == "cancel":
+        elif kind == "cancel":
             end.close()
-            self._client_left(end)
-            return
-        assert ask is not None
-        resume = resume or Resume(0, 0, ())
-        for earlier in list(self.state.calls.values()):
-            if earlier.submission.client_request_id == ask.client_request_id and not earlier.is_abort_asked:
-                if earlier.subscriber > resume.number:
-                    end.send(Refusal("TAKEN_OVER", False))
-                    end.close()
-                    return
-                self._end(earlier, Refusal("TAKEN_OVER", False))
-        submission = ask.submission(self.world.rng.randbytes(16))
-        shown = Shown(len(resume.token_ids), resume.text_offset, resume.token_ids)
-        output = OutputStream(SimTokenizer(), ask.detokenize, resume.number, shown)  # type: ignore[arg-type]
-        call = Call(submission, output, end, submission.request_id)
-        self.log(
-            "is asked", ask.client_request_id, "as", call.request_id.hex()[:4], "resume", resume.number, len(resume.token_ids)
-        )
-        self.state.calls[call.request_id] = call
-        end.on_close = lambda: self._client_left(end)
-        self._say(call.submit())
-
-    def _client_left(self, end: End) -> None:
-        self._note_pause()
-        call = next((call for call in self.state.calls.values() if call.client is end), None)
-        if call is None or call.is_abort_asked or call.detach is not None:
-            return
-        if self.world.now <= self._was_paused_until or self._detach_grace_ms:
-            grace_ms = None if self.world.now <= self._was_paused_until else self._detach_grace_ms
-            call.detach = Detach(call.request_id, call.subscriber, grace_ms)
-            self.log("detaches", call.request_id.hex()[:4], grace_ms)
-            if self.leader is not None:
-                self._say(call.detach)
-                self._forget(call)
+            self._left(end)
         else:
-            call.is_abort_asked = True
-            self.log("aborts", call.request_id.hex()[:4])
-            self._say(Abort(call.request_id, call.subscriber))
+            assert ask is not None
+            end.on_close = lambda: self._left(end)
+            self._start(end, ask, resume, self.world.now + LEADER_WAIT)
 
-    def _end(self, call: Call, refusal: Refusal) -> None:
-        self._forget(call)
-        call.client.send(refusal)
-        call.client.close()
+    def _start(self, end: End, ask: Ask, resume: Resume | None, deadline: int) -> None:
+        """Wait for a leader, then submit."""
+        if not end.is_open:
+            return
+        if not self._stands:
+            if self.world.now > deadline:
+                self._refuse(end, "NO_SCHEDULER", "")
+            else:
+                self.later(LEADER_POLL, lambda: self._start(end, ask, resume, deadline))
+            return
+        resume = resume or Resume(0, 0, 0, ())
+        submission = ask.submission(self.world.rng.randbytes(16))
+        shown = Shown(resume.token_offset, resume.text_offset, resume.token_ids)
+        output = OutputStream(SimTokenizer(), ask.detokenize, resume.number, shown)  # type: ignore[arg-type]
+        stream = RequestStream(submission, output, "prompt")
+        self.log(
+            "is asked", ask.client_request_id, "as", submission.request_id.hex()[:4], "resume", resume.number,
+            "at", resume.token_offset, "with" if resume.token_ids else "without", "ids",
+        )  # fmt: skip
+        self.calls[end] = stream
+        self.session.submit(stream)
+        self.serve_calls()
 
-    def _forget(self, call: Call) -> None:
-        if self.state.calls.get(call.request_id) is call:
-            del self.state.calls[call.request_id]
+    def _left(self, end: End) -> None:
+        stream = self.calls.pop(end, None)
+        if stream is not None:
+            self.session.leave(stream)
+            self.log("was left by the client of", stream.request_id.hex()[:4], "and says", type(stream.farewell).__name__)
+
+    def serve_calls(self) -> None:
+        """Give every client what has come for it."""
+        for end, stream in list(self.calls.items()):
+            while end in self.calls and stream._changed.is_set():
+                try:
+                    delta = run_now(stream.next_delta())
+                except ServiceError as error:
+                    self._refuse(end, error.reason, error.message)
+                    break
+                end.send(delta)
+                if delta.finish is not None:
+                    self._over(end)
+
+    def _refuse(self, end: End, reason: str, message: str) -> None:
+        end.send(Refusal(reason, message))
+        self._over(end)
+
+    def _over(self, end: End) -> None:
+        stream = self.calls.pop(end, None)
+        if stream is not None:
+            self.session.leave(stream)
+        end.close()
 
 
-def _refusal_of(message: Rejected | TakenOver) -> Refusal:
-    if isinstance(message, TakenOver):
-        return Refusal("TAKEN_OVER", False)
-    return Refusal(f"{message.reason.value}: {message.message}", message.retry_after_ms > 0)
+@dataclass(frozen=True)
+class Refusal:
+    """A call ends with an error."""
+
+    reason: str
+    message: str
+
+    @property
+    def is_retriable(self) -> bool:
+        """Whether the client may simply come again."""
+        return self.reason in ("NO_SCHEDULER", "DRAINING", "OVERLOADED")
 
 
-def end_of(finish: Finish) -> str:
-    """An end for people."""
-    return f"{finish.label} after {finish.output_len}" if finish.reason is not FinishReason.ABORTED else "aborted"
+@contextlib.contextmanager
+def session_clock(world: World) -> Iterator[None]:
+    """While the body runs, sessions see the world's time."""
+    real: Callable[[], float] = real_session._now_s
+    real_session._now_s = lambda: world.now / 1e6
+    try:
+        yield
+    finally:
+        real_session._now_s = real

@@ -19,6 +19,7 @@ class Oracle:
         self.num_takeovers = 0
         self._held: dict[str, dict[tuple[bytes, int], int]] = {}
         self._is_due: set[str] = set()
+        self._attempts: dict[tuple[bytes, bytes], int] = {}
 
     def is_fenced_anew(self, worker: str) -> None:
         """A new leader attaches this worker; its next report counts."""
@@ -36,6 +37,13 @@ class Oracle:
                 block = int(slot.block_table[position // size])
                 held[slot.request_id, position] = int(machine.kv[block, position % size])
 
+    def enters(self, boot_id: bytes, request_id: bytes, attempt: int) -> None:
+        """A sequence enters a slot: no boot of a worker sees an attempt twice, or one that is behind."""
+        last = self._attempts.get((boot_id, request_id), 0)
+        if attempt <= last:
+            raise Violation(f"attempt {attempt} of {request_id.hex()[:4]} enters after attempt {last}")
+        self._attempts[boot_id, request_id] = attempt
+
     def drops(self, worker: str, request_id: bytes) -> None:
         """A slot is given up. What its leader has decided to compute again does not count; that it began in this slot, `joined` checks."""
         held = self._held.get(worker, {})
@@ -44,6 +52,9 @@ class Oracle:
 
     def joined(self, scheduler: Scheduler, reports: dict[str, WorkerReport], stored: StoredState) -> None:
         """A new leader has begun: everything that its workers reported as computed is held or cached."""
+        for sequence in scheduler.requests():
+            known = stored.requests.get(sequence.request_id)
+            assert known is None or sequence.attempt >= known.attempt, "an attempt is behind the journal's"
         if not self.is_strict:
             return
         for worker, report in reports.items():

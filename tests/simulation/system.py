@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tessera.values.config import Config
 from tests.simulation.client_actor import Manner, SimClient
 from tests.simulation.faults import Fault, draw_faults, strike
-from tests.simulation.gateway_actor import SimGateway
+from tests.simulation.gateway_actor import SimGateway, session_clock
 from tests.simulation.oracle import Oracle
 from tests.simulation.scheduler_actor import SimScheduler
 from tests.simulation.store_actor import SimStore
@@ -103,7 +103,7 @@ class System:
 
     def leftovers(self) -> list[str]:
         """What is still held anywhere, in words."""
-        left = [f"{gateway.name} has {len(gateway.state.calls)} calls" for gateway in self.gateways if gateway.state.calls]
+        left = [f"{gateway.name} has {gateway.num_live} requests" for gateway in self.gateways if gateway.num_live]
         terms = [scheduler.term for scheduler in self.schedulers if scheduler.term is not None]
         if len(terms) != 1 or terms[0].leader is None:
             return [*left, f"{len(terms)} terms"]
@@ -146,7 +146,8 @@ def simulate(seed: int, kinds: tuple[str, ...], faults: tuple[Fault, ...] | None
     system = System(seed, kinds, faults, is_traced)
     failure = None
     try:
-        system.run()
+        with session_clock(system.world):
+            system.run()
     except Exception as error:  # noqa: BLE001 - whatever breaks is the finding
         failure = _described(error)
     world = system.world

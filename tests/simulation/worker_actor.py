@@ -33,6 +33,10 @@ class Machine(FakeWorker):
             self._oracle.computes(self.name, slot.request_id, position, digests[position], self.kv)
         return super()._compute(slot, context_len, count, step_id)
 
+    def _enter(self, entry: Any) -> None:
+        self._oracle.enters(self.description.boot_id, entry.request_id, entry.attempt)
+        super()._enter(entry)
+
     def _drop(self, drop: Any, step_id: int) -> None:
         held = self.slots.get(drop.slot)
         if held is not None and (held.request_id, held.attempt) == (drop.request_id, drop.attempt):

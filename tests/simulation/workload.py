@@ -10,13 +10,16 @@ from gateway.output_stream import OutputStream
 from tessera.values.finish import Finish
 from tessera.values.request import DetokenizeOptions, RequestOutput, Submission
 from tessera.values.sampling import SamplingParams
-from tests.services.scheduler.core.fake_worker import reference_output
+from tests.services.scheduler.core.fake_worker import MODEL, reference_output
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345é☃ 678"
 
 
 class SimTokenizer:
-    """A character a token, some of them of several bytes: as much of a tokenizer as an output stream needs."""
+    """A character a token, some of them of several bytes: as much of a tokenizer as a gateway's session needs."""
+
+    digest = MODEL.tokenizer_digest
+    vocab_size = MODEL.vocab_size
 
     def detokenizer(self, skip_special_tokens: bool) -> "SimTokenizer":
         return self

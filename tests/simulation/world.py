@@ -64,10 +64,11 @@ class Actor:
         """SIGSTOP, and SIGCONT after `duration` microseconds."""
         if not self.is_down:
             self.log("PAUSE for", duration)
-            self.paused_until = max(self.paused_until, self.world.now + duration)
-            if self.paused_until - self.world.now > 1_000_000:
+            if self.world.now + duration > self.paused_until:
+                self.paused_until = self.world.now + duration
+                self._ties.clear()
+            if duration > 1_000_000:
                 self.long_pause_until = self.paused_until
-            self._ties.clear()
 
     def tie(self, lane: object) -> float:
         """Where a lane stands among all that comes to this process at the moment it goes on."""
