@@ -238,6 +238,11 @@ class Leader:
         """False for a request that the gateway is to submit again."""
         if self._foreign_id(live.token_ids) is not None:  # submitted again, that is answered
             return False
+        holder = self._streams.holder(live.request_id)
+        if holder is not None and holder.subscriber == live.subscriber and holder.session.gateway_id != session.gateway_id:
+            # Its client has come again at another gateway, while this one could not be told.
+            session.post(TakenOver(live.request_id, live.subscriber))
+            return True
         answer = self.scheduler.claim(live.request_id, live.subscriber, live.token_ids, self._clock())
         if isinstance(answer, Unknown):
             return False

@@ -113,6 +113,11 @@ class Streams(Generic[S]):
             return None
         return request_id
 
+    def holder(self, request_id: bytes) -> Subscription[S] | None:
+        """Who gets a request's output now."""
+        stream = self._streams.get(request_id)
+        return None if stream is None or stream.session is None else Subscription(stream.session, stream.subscriber)
+
     def close(self, session: S, now_us: int) -> None:
         """A session is gone: its requests are detached, and expire after the grace unless someone claims them."""
         for request_id, stream in self._streams.items():

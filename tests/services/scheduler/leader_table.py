@@ -55,8 +55,8 @@ class Table:
                 return
             self.leader.journal_replied(self.store.execute(self.leader.epoch, call))
 
-    def gateway(self, live: tuple[LiveRequest, ...] = ()) -> "Gateway":
-        return Gateway(self, live)
+    def gateway(self, live: tuple[LiveRequest, ...] = (), gateway_id: bytes = b"g" * 16) -> "Gateway":
+        return Gateway(self, live, gateway_id)
 
     def later(self, ms: int) -> None:
         self.now_us += 1000 * ms
@@ -67,12 +67,12 @@ class Table:
 class Gateway:
     """What one gateway sees; `tokens` per request, checked for gaps and repeats."""
 
-    def __init__(self, table: Table, live: tuple[LiveRequest, ...]) -> None:
+    def __init__(self, table: Table, live: tuple[LiveRequest, ...], gateway_id: bytes) -> None:
         self.table = table
-        self.session = GatewaySession(b"g" * 16)
+        self.session = GatewaySession(gateway_id)
         self.tokens = {entry.request_id: list(entry.token_ids) for entry in live}
         self.finishes: dict[bytes, FinishReason] = {}
-        hello = Hello(NO_EPOCH, MODEL.tokenizer_digest, b"g" * 16, live)
+        hello = Hello(NO_EPOCH, MODEL.tokenizer_digest, gateway_id, live)
         self.ack: HelloAck = table.leader.session_opened(self.session, hello)
 
     def submit(self, submission: Submission, subscriber: int = 0, received: tuple[int, ...] = ()) -> bytes:

@@ -55,6 +55,22 @@ def test_a_resume_at_another_gateway_goes_on_behind_what_the_client_has(table: T
     assert table.leader.scheduler.request(resumed.request_id) is None
 
 
+@pytest.mark.parametrize("another", [False, True])
+def test_a_hello_takes_nothing_from_a_retry_at_another_gateway(table: Table, another: bool) -> None:
+    """The number is the same: the retry came later than what the first gateway held as its session broke. Its own new session wins."""
+    first, request = begun(table)
+    second = table.gateway(gateway_id=b"h" * 16 if another else b"g" * 16)
+    second.submit(again(request), 0, tuple(first.tokens[request.request_id]))
+    second.read()
+    back = table.gateway((LiveRequest(request.request_id, 0, tuple(first.tokens[request.request_id])),))
+    assert back.ack.unknown_request_ids == ()
+    assert (TakenOver(request.request_id, 0) in back.read()) == another
+    table.run()
+    winner = second if another else back
+    winner.read()
+    assert winner.tokens[request.request_id] == expected(request)
+
+
 def test_a_retry_with_the_id_of_a_live_request_is_a_resume_from_the_start(table: Table) -> None:
     first, request = begun(table)
     second, retried = table.gateway(), again(request)
