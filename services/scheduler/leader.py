@@ -165,11 +165,7 @@ class Leader:
     def journal_replied(self, reply: JournalReply) -> None:
         """See `JournalOwner`."""
         self._journal.on_reply(reply, self._clock())
-        for address in self._senders:
-            replica = self.scheduler.replica(address)
-            if replica is not None:
-                step = self._journal.durable_step(address, replica.boot_id)
-                self.scheduler.set_durable_step(address, replica.boot_id, step)
+        self._note_durable_steps()
         self._release()
 
     def journal_wake_us(self) -> int | None:
@@ -317,15 +313,33 @@ class Leader:
             raise
 
     def _turn(self, step: WorkerStep | None) -> None:
-        for address, send in self._senders.items():
-            while (batch := self.scheduler.schedule(address, self._clock())) is not None:
-                send(batch)
+        self._send_batches()
         changes = self.scheduler.take_changes()
         if changes is not None:
             record = self._journal.add(changes, self._clock(), step)
             self._streams.add(record, self._clock())
             self._wake_journal()
+        elif step is not None:
+            self._journal.cover(step)
+            self._note_durable_steps()
         self._release()
+
+    def _send_batches(self) -> None:
+        """Until nobody has anything left to do: a worker can find work for those before it in the turn."""
+        has_sent = True
+        while has_sent:
+            has_sent = False
+            for address, send in self._senders.items():
+                while (batch := self.scheduler.schedule(address, self._clock())) is not None:
+                    send(batch)
+                    has_sent = len(self._senders) > 1
+
+    def _note_durable_steps(self) -> None:
+        for address in self._senders:
+            replica = self.scheduler.replica(address)
+            if replica is not None:
+                step = self._journal.durable_step(address, replica.boot_id)
+                self.scheduler.set_durable_step(address, replica.boot_id, step)
 
     def _release(self) -> None:
         self._streams.release(self._journal.acked, self.is_durable)

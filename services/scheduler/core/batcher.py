@@ -33,7 +33,8 @@ class Batcher:
     def plan(self, replica: Replica, now_us: int) -> StepPlan:
         """The rows of the next step; they count as in flight."""
         plan = StepPlan(replica.tokens_max, replica.running_max)
-        if self._lifecycle.suspects.strong and self._plan_alone(replica, plan, now_us):
+        strong = self._lifecycle.suspects.strong
+        if strong and self._plan_alone(replica, plan, now_us):
             return plan
         running = list(replica.running.values())
         self._add_decodes(replica, plan, running)
@@ -41,7 +42,7 @@ class Batcher:
             self._add_prefills(replica, plan, running)
         while self._waiting and not plan.is_full:
             placement = self._placer.next_for(replica)
-            if placement is None or not self._admit(placement, plan, now_us):
+            if placement is None or placement.sequence.request_id in strong or not self._admit(placement, plan, now_us):
                 break
         return plan
 

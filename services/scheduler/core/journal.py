@@ -119,6 +119,13 @@ class Journal:
             self._owe_rewrite()
         return record
 
+    def cover(self, step: WorkerStep) -> None:
+        """An output that changed nothing here (it only dropped slots) is as durable as the records made so far."""
+        if self._unacknowledged:
+            self._unacknowledged[-1].steps[step.worker] = step
+        else:
+            self._durable_steps[step.worker] = step
+
     def next_call(self, now_us: int) -> JournalCall | None:
         """The call to make now; None while one is in flight, before a retry is due, and when the store has everything."""
         if self._in_flight is not None or self.superseded is not None or now_us < self._not_before_us:

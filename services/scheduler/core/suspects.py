@@ -17,7 +17,7 @@ GUILTY_AFTER = 2
 @dataclass(frozen=True, slots=True)
 class _Charge:
     boot_id: bytes  # of the worker lost; empty where it lives and has refused the batch
-    is_alone: bool
+    is_trial: bool  # the request was computed alone because of the charges before
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Suspicion:
     @property
     def is_proven(self) -> bool:
         """Whether the request ends."""
-        return self.is_strong and sum(charge.is_alone for charge in self.charges) >= GUILTY_AFTER
+        return self.is_strong and sum(charge.is_trial for charge in self.charges) >= GUILTY_AFTER
 
 
 class Suspects:
@@ -72,8 +72,8 @@ class Suspects:
         everybody = {
             sequence.request_id for batch in meant for sequence in batch.sequences
         }  # those that have ended meanwhile too
-        charge = _Charge(b"" if is_refusal else boot_id, len(everybody) == 1)
-        return [sequence for sequence in rows.values() if self._add(sequence, charge).is_proven]
+        accuser = b"" if is_refusal else boot_id
+        return [sequence for sequence in rows.values() if self._add(sequence, accuser, len(everybody) == 1).is_proven]
 
     def withdraw(self, boot_id: bytes) -> None:
         """A worker thought lost is back, under the same boot: it was cut off, and nothing brought it down."""
@@ -96,13 +96,13 @@ class Suspects:
             assert suspicion.is_strong == (request_id in self.strong)
         assert self.strong.keys() <= self._suspicions.keys()
 
-    def _add(self, sequence: Sequence, charge: _Charge) -> Suspicion:
+    def _add(self, sequence: Sequence, boot_id: bytes, is_alone: bool) -> Suspicion:
         first, end = sequence.ledger.computed_len, sequence.ledger.scheduled_len
         suspicion = self._suspicions.get(sequence.request_id)
         if suspicion is None or not max(first, suspicion.first) < min(end, suspicion.end):
             suspicion = self._suspicions[sequence.request_id] = Suspicion(sequence, first, end)
         suspicion.first, suspicion.end = max(first, suspicion.first), min(end, suspicion.end)
-        suspicion.charges.append(charge)
+        suspicion.charges.append(_Charge(boot_id, is_alone and suspicion.is_strong))
         self._sort(suspicion)
         return suspicion
 

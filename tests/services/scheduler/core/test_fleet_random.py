@@ -1,0 +1,158 @@
+"""Random lives of several workers under one leader after the other: whoever comes, goes, hangs or dies, every request gets the output it
+would get alone, and nothing is left behind."""
+
+import random
+
+import pytest
+from fleet_rig import BROKEN, FleetRig
+from scheduler_rig import own_stop
+
+from services.scheduler.core.record import StoredState
+from services.scheduler.core.recovery import GatewayClaim, join
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.worker_loss import LEFT
+from tessera.values.config import WORKER_CHOICES
+from tessera.values.finish import FinishReason
+from tessera.values.identity import Epoch
+
+PREFIXES = ([], [10, 11, 12, 13], [10, 11, 12, 13, 14, 15, 16, 17], [20, 21, 22, 23])
+
+
+class FleetLife:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        choice = self.random.choice(WORKER_CHOICES)
+        budget = self.random.choice((16, 24, 64))
+        num_workers, num_blocks = self.random.randint(1, 3), self.random.choice((16, 30))
+        self.rig = FleetRig(num_workers, num_blocks, max_num_seqs=8, max_num_batched_tokens=budget, worker_choice=choice)
+        self.number = 0
+        self.num_joined = 0
+        self.away: set[str] = set()
+
+    def run(self, num_events: int) -> None:
+        events = [self.submit, self.submit, self.turns, self.turns, self.turns, self.turns]
+        rare = [
+            self.lose,
+            self.come_back,
+            self.kill,
+            self.kill_twice,
+            self.join,
+            self.remove,
+            self.take_over,
+            self.abort,
+            self.durable,
+        ]
+        for _ in range(num_events):
+            self.random.choice(events)()
+            if self.random.random() < 0.25:
+                self.random.choice(rare)()
+
+    def present(self) -> list[str]:
+        return [name for name in self.rig.workers if name not in self.away]
+
+    def submit(self) -> None:
+        for _ in range(self.random.randint(1, 4)):
+            self.number += 1
+            prompt = self.random.choice(PREFIXES) + [self.random.randint(30, 60) for _ in range(self.random.randint(1, 9))]
+            self.rig.submit(self.number, prompt, max_tokens=self.random.randint(1, 16), seed=self.number)
+
+    def turns(self) -> None:
+        workers = self.rig.workers
+        for _ in range(self.random.randint(1, 4)):
+            self.rig.workers = {name: workers[name] for name in self.present()}
+            self.rig.turn(self.random.choice((1, 2)))
+            self.rig.workers = workers
+
+    def lose(self) -> None:
+        if self.present():
+            name = self.random.choice(self.present())
+            self.rig.lose(name, self.random.choice((LEFT, BROKEN, BROKEN)))
+            self.away.add(name)
+
+    def come_back(self) -> None:
+        for name in sorted(self.away):
+            self.rig.attach(name)
+            self.away.discard(name)
+
+    def kill(self) -> None:
+        if self.present():
+            name = self.random.choice(self.present())
+            self.rig.kill(name)
+            self.away.add(name)
+
+    def kill_twice(self) -> None:
+        """In the first batch of each boot, so that everybody in it has to be tried alone."""
+        for name in self.present()[:1]:
+            for _ in range(2):
+                self.rig.schedule(name)
+                self.rig.kill(name)
+                self.rig.attach(name)
+        for _ in range(20):  # who is killed four times in a row at one position ends
+            self.turns()
+
+    def join(self) -> None:
+        if len(self.rig.workers) < 4:
+            self.num_joined += 1
+            self.rig.join(f"joined:{self.num_joined}", self.random.choice((6, 16, 30)))
+
+    def remove(self) -> None:
+        name = self.random.choice(sorted(self.rig.workers))
+        if name != self.largest() and self.largest() not in self.away:  # else requests end that fit nobody who is known
+            self.rig.scheduler.remove_worker(name, self.rig.now_us)
+            self.rig.check()
+            del self.rig.workers[name]
+            self.away.discard(name)
+
+    def largest(self) -> str:
+        return max(sorted(self.rig.workers), key=lambda name: self.rig.workers[name].geometry.num_blocks)
+
+    def abort(self) -> None:
+        live = [sequence for sequence in self.rig.scheduler.requests() if sequence.finish is None]
+        if live:
+            self.rig.scheduler.abort(self.random.choice(live).request_id, self.rig.now_us)
+            self.rig.check()
+
+    def durable(self) -> None:
+        for name in self.present():
+            replica = self.rig.scheduler.replica(name)
+            if replica is not None:
+                self.rig.scheduler.set_durable_step(name, replica.boot_id, replica.applied_step)
+
+    def take_over(self) -> None:
+        """The next leader, which not every worker answers in time."""
+        rig = self.rig
+        live = [sequence for sequence in rig.scheduler.requests() if sequence.finish is None]
+        claims = [GatewayClaim(sequence.request_id, 0, sequence.output_token_ids()) for sequence in live]
+        rig.epoch = Epoch(rig.epoch.number + 1, b"leader")
+        names = sorted(rig.workers)
+        there = {self.largest(), *self.random.sample(names, self.random.randint(1, len(names)))}
+        reports = {}
+        for name in sorted(there):
+            rig.nonce += 1
+            reports[name] = rig.workers[name].attach(rig.epoch, rig.nonce)
+        self.away = set(names) - there
+        rig.scheduler = Scheduler(rig.config, rig.epoch)
+        rig.scheduler.restore(join(rig.state, reports, claims, own_stop), reports, rig.now_us)
+        rig.state = StoredState()
+        rig.check()
+        if self.random.random() < 0.5:
+            self.come_back()
+        rig.scheduler.expire_orphans()
+        rig.check()
+
+    def end(self) -> None:
+        self.come_back()
+        self.rig.finish_all(turns_max=2000)
+        assert not any(worker.slots for worker in self.rig.workers.values())
+        for sequence in self.rig.scheduler.requests():
+            finish = sequence.finish
+            assert finish is not None and finish.reason is not FinishReason.ERROR, finish
+            if finish.reason is not FinishReason.ABORTED:
+                self.rig.assert_as_alone(int.from_bytes(sequence.request_id, "big"))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_life(seed: int) -> None:
+    life = FleetLife(seed)
+    life.run(60)
+    life.end()
