@@ -29,12 +29,17 @@ class SessionBroken(Exception):
     """This stream cannot go on; a new one may."""
 
 
+class SessionSilent(SessionBroken):
+    """Nothing was heard for too long."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
     """Why a stream is over: for people, and the `reason` that the scheduler gave with its status, or an empty one."""
 
     text: str
     reason: str = ""
+    was_silent: bool = False
 
 
 class LinkOwner(Protocol):
@@ -62,28 +67,35 @@ class SchedulerLink:
         self._owner = owner
         self._stream: asyncio.Task[None] | None = None
         self._was_of_use = False
+        self._retry_s = RETRY_S_MIN
         self._finishing = False
         self._outbox: deque[session_pb2.SessionRequest] = deque()
         self._outbox_changed = asyncio.Event()
 
     async def run(self) -> None:
         """Open streams for ever; ends by cancellation only."""
-        async with open_channel(self.address) as channel:
-            stub = session_pb2_grpc.SchedulerServiceStub(channel)
-            retry_s = RETRY_S_MIN
-            while True:
-                await channel.channel_ready()
-                self._outbox.clear()
-                self._was_of_use = False
-                self._stream = asyncio.create_task(self._converse(stub))
-                try:
-                    await asyncio.wait([self._stream])
-                finally:
-                    self._stream.cancel()
-                self._owner.ended(self, _end_of(self._stream))
-                self._stream = None
-                retry_s = RETRY_S_MIN if self._was_of_use else min(2 * retry_s, RETRY_S_MAX)
-                await asyncio.sleep(retry_s)
+        while True:
+            async with open_channel(self.address) as channel:
+                await self._open_streams(channel)
+
+    async def _open_streams(self, channel: grpc.aio.Channel) -> None:
+        """One stream after the other, until one was silent: then a new connection may come through where this one does not."""
+        stub = session_pb2_grpc.SchedulerServiceStub(channel)
+        while True:
+            await channel.channel_ready()
+            self._outbox.clear()
+            self._was_of_use = False
+            self._stream = asyncio.create_task(self._converse(stub))
+            try:
+                await asyncio.wait([self._stream])
+            finally:
+                self._stream.cancel()
+            end, self._stream = _end_of(self._stream), None
+            self._owner.ended(self, end)
+            self._retry_s = RETRY_S_MIN if self._was_of_use else min(2 * self._retry_s, RETRY_S_MAX)
+            await asyncio.sleep(self._retry_s)
+            if end.was_silent:
+                return
 
     def say(self, message: GatewayMessage) -> None:
         """Send `message` on the stream that is open now; lost if it breaks before."""
@@ -127,7 +139,7 @@ class SchedulerLink:
             async with asyncio.timeout(silence_s):
                 response = await call.read()
         except TimeoutError:
-            raise SessionBroken(f"nothing heard for {silence_s:g} s") from None
+            raise SessionSilent(f"nothing heard for {silence_s:g} s") from None
         if response is grpc.aio.EOF:
             raise SessionBroken("the scheduler closed the stream")
         if response is None:  # which is how grpc.aio says it
@@ -163,7 +175,7 @@ def _end_of(stream: asyncio.Task[None]) -> StreamEnd:
             reason = reason_of(error)
             return StreamEnd(error.details() or "" if reason else f"{error.code().name}: {error.details()}", reason)
         case SessionBroken() | MalformedMessage() as error:
-            return StreamEnd(str(error))
+            return StreamEnd(str(error), was_silent=isinstance(error, SessionSilent))
         case error:
             assert error is not None, "a stream ends by an exception"
             raise error

@@ -83,6 +83,12 @@ class SchedulerEnd:
         """End the stream after what was said."""
         self._said.put_nowait(OVER)
 
+    async def beat(self, period_s: float) -> None:
+        """Say heartbeats for ever."""
+        while True:
+            self.say(Heartbeat())
+            await asyncio.sleep(period_s)
+
     def say_raw(self, data: bytes) -> None:
         """Bytes in the place of a message."""
         self._said.put_nowait(data)

@@ -230,3 +230,55 @@ def test_a_restarted_scheduler_is_found(run_async, house):
                 await h.scheduler.start()
 
     run_async(scenario())
+
+
+class SwallowingForwarder:
+    """Forwards connections to a scheduler; those that stand when `swallow` is called stay open, and nothing comes through any more."""
+
+    def __init__(self, target):
+        self._target = target.rpartition(":")
+        self._open = set()
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *error):
+        self._server.close()
+        self.swallow()
+
+    def swallow(self):
+        for task in self._open:
+            task.cancel()
+
+    async def _serve(self, reader, writer):
+        there = await asyncio.open_connection(self._target[0], int(self._target[2]))
+        for source, sink in ((reader, there[1]), (there[0], writer)):
+            task = asyncio.create_task(self._pump(source, sink))
+            self._open.add(task)
+            task.add_done_callback(self._open.discard)
+
+    async def _pump(self, source, sink):
+        while data := await source.read(65536):
+            sink.write(data)
+        sink.close()
+
+
+def test_a_connection_that_swallows_everything_is_replaced(run_async, house, model_info):
+    """A stream on a new one comes through at once, where the old one may take as long as TCP's next attempt."""
+
+    async def scenario():
+        async with (
+            ScriptedScheduler(model_info) as scheduler,
+            SwallowingForwarder(scheduler.address) as forwarder,
+            house(scheduler=(forwarder.address,), heartbeat_ms=100) as h,
+        ):
+            first = await scheduler.session(number=1)
+            first.ack()
+            await h.gateway.session.connected(30)
+            forwarder.swallow()
+            second = await scheduler.session(number=1)
+            assert second.hello.gateway_id == first.hello.gateway_id
+
+    run_async(scenario())

@@ -33,12 +33,13 @@ from tessera.values.session import Detach, Submit
 ROOT = Path(__file__).resolve().parents[3]
 
 PROCESS = """
+import json
 import sys
 from pathlib import Path
 from services.gateway.config import GatewayConfig
 from services.gateway.main import run
-config = GatewayConfig(scheduler=(sys.argv[1],), model=sys.argv[2], listen="127.0.0.1:0", heartbeat_ms=20_000, ready_file=Path(sys.argv[3]))
-run(config)
+options = {"listen": "127.0.0.1:0", "heartbeat_ms": 20_000, **json.loads(sys.argv[4])}
+run(GatewayConfig(scheduler=(sys.argv[1],), model=sys.argv[2], ready_file=Path(sys.argv[3]), **options))
 """
 
 
@@ -84,9 +85,10 @@ def test_buf_curl_streams_tokens_through_reflection(run_async, house, tokenizer,
     run_async(scenario())
 
 
-def gateway_process(scheduler_address, ready_file):
+def gateway_process(scheduler_address, ready_file, **options):
     """A gateway as a process."""
-    return child(sys.executable, "-c", PROCESS, scheduler_address, MODEL, ready_file, PYTHONPATH=str(ROOT))
+    arguments = (scheduler_address, MODEL, ready_file, json.dumps(options))
+    return child(sys.executable, "-c", PROCESS, *arguments, PYTHONPATH=str(ROOT))
 
 
 async def logged(process, event):
@@ -120,6 +122,61 @@ def test_sigterm_lets_running_requests_end_and_exits_0(run_async, model_info, tm
                 assert await process.wait() == 0
             assert end.nothing_heard()
             assert not ready_file.exists()
+
+    run_async(scenario())
+
+
+def test_sigterm_sends_on_what_still_runs_after_the_grace(run_async, model_info, tmp_path):
+    """The client is told to go elsewhere, the scheduler that it will; both before the process ends."""
+
+    async def scenario():
+        async with (
+            ScriptedScheduler(model_info) as scheduler,
+            gateway_process(scheduler.address, tmp_path / "ready.json", drain_grace_s=0.1) as process,
+        ):
+            address = (await logged(process, "listening"))["address"]
+            end = await scheduler.session()
+            end.ack()
+            async with open_channel(address) as channel:
+                call = inference_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(
+                    pb.StreamGenerateRequest(generation=pb.Generation(text="Hi"))
+                )
+                submit = await end.hear(Submit)
+                end.send(output(submit, 0, [504]))
+                await call.read()
+                process.send_signal(signal.SIGTERM)
+                error = await refused(call)
+                assert (error.code(), reason_and_fields(error)[0]) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+                assert await end.hear(Detach) == Detach(submit.submission.request_id, 0)
+                assert await process.wait() == 0
+            assert end.nothing_heard()
+
+    run_async(scenario())
+
+
+def test_a_stopped_gateway_does_not_abort_the_requests_of_clients_that_left_it(run_async, model_info, tmp_path):
+    async def scenario():
+        async with (
+            ScriptedScheduler(model_info) as scheduler,
+            gateway_process(scheduler.address, tmp_path / "ready.json", heartbeat_ms=1_000) as process,
+        ):
+            address = (await logged(process, "listening"))["address"]
+            end = await scheduler.session()
+            end.ack()
+            beating = asyncio.create_task(end.beat(0.2))
+            async with open_channel(address) as channel:
+                call = inference_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(
+                    pb.StreamGenerateRequest(generation=pb.Generation(text="Hi"))
+                )
+                submit = await end.hear(Submit)
+                end.send(output(submit, 0, [504]))
+                await call.read()
+                process.send_signal(signal.SIGSTOP)
+                call.cancel()
+                await asyncio.sleep(1.5)  # longer than a heartbeat, shorter than the silence that ends a session
+                process.send_signal(signal.SIGCONT)
+                assert await end.hear(Detach) == Detach(submit.submission.request_id, 0)
+            beating.cancel()
 
     run_async(scenario())
 
