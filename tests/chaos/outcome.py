@@ -78,13 +78,13 @@ class Outcome:
             state = f"over {self.scenario.pause_budget_s:.0f} s"
         return (
             f"{self.setup.name:<14}{self.scenario.name:<28}{verdict.streams:>7}{verdict.lost:>6}{verdict.repeated:>9}"
-            f"{verdict.wrong + verdict.unfinished:>7}{self.aftermath.recomputed:>11}{verdict.near_ties:>6}"
+            f"{verdict.wrong + verdict.unfinished:>7}{self.aftermath.recomputed:>11}{verdict.near_ties:>6}{self.kv.blocks:>7}"
             f"{pauses.p50_s:>8.2f}{pauses.p99_s:>7.2f}{pauses.max_s:>7.2f}{self.seconds:>8.1f}  {state}"
         )
 
 
 TITLE = (
-    f"{'setup':<14}{'scenario':<28}{'streams':>7}{'lost':>6}{'repeated':>9}{'wrong':>7}{'recomputed':>11}{'ties':>6}"
+    f"{'setup':<14}{'scenario':<28}{'streams':>7}{'lost':>6}{'repeated':>9}{'wrong':>7}{'recomputed':>11}{'ties':>6}{'kv':>7}"
     f"{'pause50':>8}{'p99':>7}{'max':>7}{'seconds':>8}"
 )
 
