@@ -79,34 +79,8 @@ class Scripted(inference_pb2_grpc.InferenceServiceServicer):
         return pb.ListModelsResponse(models=[MODEL_MESSAGE])
 
 
-class BlockingClient:
-    """The blocking client with the other one's shape: every call in a thread."""
-
-    def __init__(self, addresses, **options):
-        self._client = Client(addresses, **options)
-
-    async def __aenter__(self):
-        self._client.__enter__()
-        return self
-
-    async def __aexit__(self, *error):
-        await asyncio.to_thread(self._client.__exit__, *error)
-
-    async def stream(self, prompt, **options):
-        pieces = self._client.stream(prompt, **options)
-        try:
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                yield piece
-        finally:
-            pieces.close()
-
-    def __getattr__(self, name):
-        method = getattr(self._client, name)
-        return lambda *args, **kwargs: asyncio.to_thread(method, *args, **kwargs)
-
-
-@pytest.fixture(params=[AsyncClient, BlockingClient], ids=["async", "sync"])
-def connected(request):
+@pytest.fixture
+def connected(client_kind):
     @asynccontextmanager
     async def connect():
         servicer = Scripted()
@@ -114,7 +88,7 @@ def connected(request):
         server.add(inference_pb2_grpc.add_InferenceServiceServicer_to_server, servicer, "tessera.v1.InferenceService")
         address = await server.start()
         try:
-            async with request.param(address, resume_timeout_s=0) as client:
+            async with client_kind(address, resume_timeout_s=0) as client:
                 yield client, servicer
         finally:
             await server.stop(0)
