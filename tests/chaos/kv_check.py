@@ -3,12 +3,12 @@
 A block adopted wrongly at a takeover gives wrong tokens only to whoever hits it later, so it is looked for here, not waited for.
 """
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import grpc
 import numpy as np
-import redis
 import torch
 
 from kv_manager.published_block import PublishedBlock
@@ -18,7 +18,8 @@ from model_worker.kv_pool import KVPool
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.deterministic import DeterministicLM, deterministic_config
 from model_worker.weights.open_model import load_model, open_model
-from services.scheduler.store.journal_codec import block_from_bytes
+from services.scheduler.store.port import LeaseView, StoredJournal
+from services.scheduler.store.redis_store import RedisStore
 from tessera.worker.v1 import worker_pb2, worker_pb2_grpc
 from tests.chaos.cluster import GROUP, Cluster
 from tests.chaos.setups import MODEL, Setup
@@ -93,12 +94,12 @@ class FreshPrefill:
 def check_kv(cluster: Cluster, prefill: FreshPrefill) -> KVVerdict:
     """Every cached block of every worker's present boot. To be called when nothing runs."""
     verdict = KVVerdict()
+    stored = asyncio.run(_stored_blocks(cluster.redis.url))
     for worker in cluster.workers:
         with grpc.insecure_channel(worker.address, options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             boot_id = stub.Describe(worker_pb2.DescribeRequest(), timeout=10).description.boot_id
-            with cluster.store() as store:
-                cached = _cached_blocks(store, boot_id)
+            cached = {block.block_id: block for block in stored.get(boot_id, [])}
             held = _read_blocks(stub, sorted(cached))
         compare(worker.name, cached, held, prefill, verdict)
     return verdict
@@ -120,13 +121,17 @@ def compare(
             )
 
 
-def _cached_blocks(store: redis.Redis, boot_id: bytes) -> dict[int, PublishedBlock]:
-    """The prefix-cache entries of one boot of a worker, by block."""
-    prefix = f"tessera:{{{GROUP}}}"
-    side = store.hget(f"{prefix}:meta", "side")
-    assert isinstance(side, bytes), "no complete generation is in the store"
-    entries = [block_from_bytes(key, data) for key, data in store.hgetall(f"{prefix}:{side.decode()}:blocks").items()]
-    return {block.block_id: block for _, boot, block in entries if boot == boot_id}
+async def _stored_blocks(url: str) -> dict[bytes, list[PublishedBlock]]:
+    """The prefix-cache entries in the store, by the boot id of their worker."""
+    store = RedisStore(url, GROUP)
+    try:
+        view = await store.look()
+        assert isinstance(view, LeaseView), view
+        stored = await store.read(view.epoch)
+        assert isinstance(stored, StoredJournal), stored
+    finally:
+        await store.close()
+    return {boot_id: list(blocks.values()) for (_, boot_id), blocks in stored.state.blocks.items()}
 
 
 def _read_blocks(stub: worker_pb2_grpc.WorkerServiceStub, block_ids: list[int]) -> dict[int, np.ndarray]:
