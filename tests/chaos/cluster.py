@@ -129,7 +129,7 @@ class Cluster:
         command = ["scheduler", "--redis", f"redis://{store}", "--group", GROUP, "--lease-ms", str(setup.lease_ms)]
         for address in worker_addresses:
             command += ["--worker", address]
-        command += ["--result-retention-ms", str(RETENTION_MS), "--drain-grace-s", "0"]
+        command += ["--result-retention-ms", str(RETENTION_MS)]
         return self._process(name, [*command, *setup.scheduler_options, "--log-level", "debug"])
 
     def _gateway(self, index: int) -> RoleProcess:

@@ -248,14 +248,15 @@ def random_kills(stage: Stage, rng: random.Random) -> None:
     """100 times kill -9 at random moments of whatever role, restarted at once; while one of a role is down, its twin is spared."""
     cluster, count = stage.cluster, stage.random_kills
     for number in range(1, count + 1):
-        stage.pass_time(rng.uniform(0.05, 1.5))
-        groups = [group for group in (cluster.gateways, cluster.schedulers, cluster.workers) if all(map(_serves, group))]
-        victim = rng.choice([*(rng.choice(group) for group in groups), None])
-        if victim is None:
+        stage.pass_time(rng.uniform(0.05, 1.0))
+        group = rng.choice([cluster.gateways, cluster.schedulers, cluster.workers, None])
+        if group is None:
             stage.kill_redis()
             stage.pass_time(rng.uniform(0.0, 1.0))
             stage.start_redis()
         else:
+            stage.wait(f"every {group[0].command[0]} serving", lambda group=group: all(map(_serves, group)))
+            victim = rng.choice(group)
             stage.kill(victim)
             victim.start()
         progress = stage.load.progress()

@@ -29,6 +29,13 @@ class Stage:
         """Let the cluster go on as it is."""
         threading.Event().wait(seconds)
 
+    def wait(self, what: str, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Poll until `condition` holds."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: not after {timeout_s:.0f} s"
+            self.pass_time(0.02)
+
     def fault(self, text: str) -> None:
         """Say what is done to the cluster now."""
         if self.first_fault_s is None:
