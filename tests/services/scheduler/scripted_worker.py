@@ -27,6 +27,7 @@ class ExecuteEnd:
         self.closed = asyncio.Event()
         self._context = context
         self._said: asyncio.Queue[worker_pb2.ExecuteResponse | None] = asyncio.Queue()
+        self._error: Exception | None = None
 
     async def batch(self) -> ScheduledBatch:
         """The next batch; heartbeats before it are passed over."""
@@ -49,14 +50,20 @@ class ExecuteEnd:
     def say(self, response: worker_pb2.ExecuteResponse) -> None:
         self._said.put_nowait(response)
 
-    def break_off(self) -> None:
-        """End the stream after what was said."""
+    def beat(self) -> None:
+        self.say(worker_pb2.ExecuteResponse(heartbeat=worker_pb2.Heartbeat()))
+
+    def break_off(self, error: Exception | None = None) -> None:
+        """End the stream after what was said, with OK or with `error`."""
+        self._error = error
         self._said.put_nowait(None)
 
     async def responses(self) -> AsyncIterator[worker_pb2.ExecuteResponse]:
         try:
             while (response := await self._said.get()) is not None:
                 yield response
+            if self._error is not None:
+                raise self._error
         finally:
             self.closed.set()
 
@@ -68,7 +75,9 @@ class ExecuteEnd:
 
 
 class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
-    """`fake` holds the state. `described` and `asked` are set by the first Describe and Attach. `answers` cleared: an Attach waits. `refuses`: it is told "older epoch"."""
+    """`fake` holds the state. `described` and `asked` are set by the first Describe and Attach, `num_attaches` counts. `answers` cleared: an
+    Attach waits, and says that it lives where `beats_s` is set. `refuses`: it ends with "older epoch", or with `refusal` where one is set.
+    `wrong_nonce` is added to the nonce of a report."""
 
     def __init__(self, fake: FakeWorker | None = None) -> None:
         self.fake = fake or FakeWorker()
@@ -76,6 +85,10 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.answers = asyncio.Event()
         self.answers.set()
         self.refuses = False
+        self.refusal: Exception | None = None
+        self.beats_s: float | None = None
+        self.wrong_nonce = 0
+        self.num_attaches = 0
         self.protocol = PROTOCOL_VERSION
         self.address = ""
         self._streams: asyncio.Queue[ExecuteEnd] = asyncio.Queue()
@@ -90,10 +103,19 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     async def Attach(self, request: worker_pb2.AttachRequest, context: Any) -> AsyncIterator[worker_pb2.AttachResponse]:
         self.asked.set()
+        self.num_attaches += 1
+        if self.refusal is not None:
+            raise self.refusal
         if self.refuses:
-            raise FailedPrecondition("older epoch", reason="OLDER_EPOCH")
-        await self.answers.wait()
+            raise FailedPrecondition("older epoch", reason="OLDER_EPOCH", metadata={"epoch_number": "7"})
+        while not self.answers.is_set():
+            try:
+                async with asyncio.timeout(self.beats_s):
+                    await self.answers.wait()
+            except TimeoutError:
+                yield worker_pb2.AttachResponse(nonce=request.nonce, heartbeat=worker_pb2.Heartbeat(nonce=request.nonce))
         for part in convert.report_to_proto(self.fake.attach(convert.epoch_from_proto(request.epoch), request.nonce)):
+            part.nonce += self.wrong_nonce
             yield part
 
     async def Execute(self, request_iterator: Any, context: Any) -> AsyncIterator[worker_pb2.ExecuteResponse]:

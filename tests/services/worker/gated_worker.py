@@ -3,6 +3,7 @@ FOLDER/started and waits for one from FOLDER/go; with a third argument, loading 
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -56,4 +57,5 @@ if __name__ == "__main__":
         "heartbeat_ms": 50,
     }
     configure_logs("worker", "warning")
-    asyncio.run(serve(WorkerConfig(**defaults | options, ready_file=folder / "ready.json"), load))
+    if not asyncio.run(serve(WorkerConfig(**defaults | options, ready_file=folder / "ready.json"), load)):
+        os._exit(0)

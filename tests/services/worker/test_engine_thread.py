@@ -14,7 +14,7 @@ from worker_process import batch_of, leader
 from model_worker.batch_refused import BatchRefused
 from services.worker import convert
 from services.worker.config import WorkerConfig
-from services.worker.engine_thread import EngineThread
+from services.worker.engine_thread import EngineCrashed, EngineThread
 from services.worker.loading import load_engine
 from services.worker.main import serve
 from services.worker.servicer import SERVICE_NAME
@@ -123,6 +123,48 @@ def test_a_bug_is_reported_and_ends_the_thread(run_async: Any) -> None:
         submit(thread, [], 1)
         with pytest.raises(AssertionError, match="a broken invariant"):
             await thread.crashed
+
+    run_async(story())
+
+
+def test_a_fence_during_which_the_engine_crashes_does_not_wait_for_ever(run_async: Any) -> None:
+    """As when a worker is to shut down: what ends it then is the crash."""
+    started, go = threading.Event(), threading.Event()
+
+    def crash() -> None:
+        started.set()
+        assert go.wait(30)
+        raise AssertionError("a broken invariant")
+
+    async def story() -> None:
+        thread = EngineThread(ScriptedEngine({1: crash}))
+        submit(thread, [], 1)
+        assert await asyncio.to_thread(started.wait, 30)
+        fence = asyncio.create_task(thread.fence())
+        await asyncio.sleep(0)
+        go.set()
+        with pytest.raises(EngineCrashed):
+            await fence
+        with pytest.raises(AssertionError, match="a broken invariant"):
+            await thread.crashed
+
+    run_async(story())
+
+
+def test_a_visit_comes_between_two_batches_and_forgets_none(run_async: Any) -> None:
+    async def story() -> None:
+        held, told = Held(), list[Any]()
+        engine = ScriptedEngine({1: held})
+        thread = EngineThread(engine)
+        submit(thread, told, 1, 2)
+        await held.wait_started()
+        visit = asyncio.create_task(thread.between_batches(lambda visited: list(visited.started)))
+        await asyncio.sleep(0)
+        held.go.set()
+        assert await visit == [1]
+        await thread.between_batches(lambda _engine: None)
+        assert told == ["held", 2]
+        thread.close()
 
     run_async(story())
 

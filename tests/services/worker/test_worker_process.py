@@ -1,6 +1,7 @@
 """A real worker process, commanded as a scheduler would, and as one would not."""
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
@@ -33,6 +35,7 @@ from services.worker import convert
 from services.worker.servicer import SERVICE_NAME
 from tessera.values.batch import SlotDrop
 from tessera.values.identity import Epoch
+from tessera.values.protocol import PROTOCOL_VERSION
 from tessera.values.report import WorkerReport
 from tessera.worker.v1 import worker_pb2, worker_pb2_grpc
 
@@ -269,6 +272,109 @@ def test_a_bad_attach_is_an_invalid_argument(one: Leader, epoch: Epoch, nonce: i
     assert one.execute().run(one.step + 1).step_id == one.step + 1, "and fences nobody"
 
 
+@pytest.mark.parametrize("protocol", [0, PROTOCOL_VERSION + 1])
+def test_a_scheduler_of_another_version_is_told_so(one: Leader, protocol: int) -> None:
+    request = worker_pb2.AttachRequest(epoch=convert.epoch_to_proto(one.epoch), nonce=one.nonce + 1, protocol=protocol)
+    with pytest.raises(grpc.RpcError) as refused:
+        list(one.worker.stub.Attach(request, timeout=TIMEOUT_S))
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    text = f"the scheduler speaks protocol {protocol}, this worker {PROTOCOL_VERSION}: run the same release of both"
+    assert refused.value.details() == text
+    (detail,) = rpc_status.from_call(refused.value).details
+    assert b"VERSION_SKEW" in detail.value
+    assert one.worker.stub.Describe(worker_pb2.DescribeRequest()).protocol == PROTOCOL_VERSION
+    assert one.execute().run(one.step + 1).step_id == one.step + 1, "and it fences nobody"
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64 - 1])
+def test_an_epoch_that_nobody_can_have_reached_is_refused(one: Leader, number: int) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        one.worker.attach(leader(number), 1)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "cannot have been reached" in refused.value.details()
+    assert one.execute().run(one.step + 1).step_id == one.step + 1
+
+
+def test_an_attach_says_that_the_worker_lives_while_the_started_batch_runs(one: Leader) -> None:
+    execution = one.execute()
+    one.worker.gate.arm()
+    execution.send(one.step + 1, [(0, 6, 6)], [entry(0, PROMPT, [3], "a")])
+    one.worker.gate.wait_started()
+    one.nonce += 1
+    call = one.worker.attach_call(one.epoch, one.nonce)
+    for _ in range(4):
+        part = next(call)
+        assert (part.nonce, part.WhichOneof("part"), part.heartbeat.nonce) == (one.nonce, "heartbeat", one.nonce)
+    one.worker.gate.disarm()
+    one.worker.gate.let_go()
+    assert report_of(call).last_step == one.step + 1
+
+
+def read_blocks(worker: WorkerProcess, *block_ids: int) -> list[Any]:
+    return list(worker.stub.ReadBlocks(worker_pb2.ReadBlocksRequest(block_ids=block_ids), timeout=TIMEOUT_S))
+
+
+def test_blocks_are_read_as_they_are(one: Leader) -> None:
+    """The deterministic model's KV is one 64-bit number a position, in halves, made from the ids up to it."""
+    one.execute().run(one.step + 1, [(0, 6, 6), (1, 6, 6)], [entry(0, PROMPT, [41], "a"), entry(1, PROMPT, [42], "b")])
+    first, never, second = read_blocks(one.worker, 42, 60, 41)
+    assert [block.block_id for block in (first, never, second)] == [42, 60, 41]
+    assert first.last_write_step == second.last_write_step == one.step + 1
+    kv = [np.frombuffer(block.kv, "<f4").reshape(1, 2, 16, 1, 1) for block in (first, second)]
+    assert kv[0].tobytes() == kv[1].tobytes() and np.count_nonzero(kv[0].view(np.uint32)[0, 0]) == 6
+    assert never.last_write_step == 0 and not np.frombuffer(never.kv, "<f4").view(np.uint32).any()
+
+
+def test_reading_blocks_waits_for_the_started_batch_and_disturbs_no_stream(one: Leader) -> None:
+    execution = one.execute()
+    one.worker.gate.arm()
+    execution.send(one.step + 1, [(0, 6, 6)], [entry(0, PROMPT, [3], "a")])
+    one.worker.gate.wait_started()
+    execution.send(one.step + 2, [(0, 1, 7)])
+    call = one.worker.stub.ReadBlocks(worker_pb2.ReadBlocksRequest(block_ids=[3]), timeout=TIMEOUT_S)
+    for _ in range(3):
+        one.worker.stub.Describe(worker_pb2.DescribeRequest())  # answered behind it: the visit is in the queue by now
+    one.worker.gate.let_go()
+    one.worker.gate.wait_started()  # the second batch has started: the visit was between the two
+    assert next(call).last_write_step == one.step + 1
+    one.worker.gate.disarm()
+    one.worker.gate.let_go()
+    tokens = [execution.output().token_ids.tolist(), execution.output().token_ids.tolist()]
+    assert tokens == [[token] for token in continuation(PROMPT, 2)]
+
+
+@pytest.mark.parametrize(
+    ("block_ids", "problem"),
+    [([3, 64], "64 is not below num_blocks, 64"), ([3, 3], "1 of them different"), (range(5000), "5000 ids")],
+)
+def test_blocks_that_cannot_be_read_are_named(one: Leader, block_ids: list[int], problem: str) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        read_blocks(one.worker, *block_ids)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and problem in refused.value.details()
+
+
+def test_a_worker_stopped_and_continued_answers_to_its_present_leader_only(tmp_path: Path) -> None:
+    """What it computes late goes to a stream that is fenced, and stays in its slots."""
+    with worker_process(tmp_path) as worker:
+        first, second = Leader(worker, leader(1)), Leader(worker, leader(2, "two"))
+        first.attach()
+        execution = first.execute()
+        worker.gate.arm()
+        execution.send(1, [(0, 6, 6)], [entry(0, PROMPT, [3], "a")])
+        worker.gate.wait_started()
+        worker.process.send_signal(signal.SIGSTOP)
+        second.nonce += 1
+        call = worker.attach_call(second.epoch, second.nonce)
+        worker.gate.disarm()
+        worker.gate.let_go()
+        worker.process.send_signal(signal.SIGCONT)
+        report = report_of(call)
+        assert report.slots[0].token_ids.tolist() == PROMPT + continuation(PROMPT, 1)
+        code, details = reason_of(execution.end())
+        assert code is grpc.StatusCode.FAILED_PRECONDITION and "older epoch" in details
+        second.step = report.last_step
+        assert second.execute().run(2, [(0, 1, 7)]).token_ids.tolist() == continuation(PROMPT, 2)[1:]
+
+
 def test_sigterm_finishes_the_step_and_exits_cleanly(tmp_path: Path) -> None:
     with worker_process(tmp_path) as worker:
         only = Leader(worker, leader(1))
@@ -313,6 +419,21 @@ def test_a_worker_is_not_serving_until_its_model_is_loaded(tmp_path: Path) -> No
             gate.let_go()
             assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
             watch.cancel()
+    finally:
+        process.kill()
+        process.wait()
+        gate.close()
+
+
+def test_sigterm_while_the_model_loads_ends_at_once(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    gate.arm()
+    script = str(Path(__file__).with_name("gated_worker.py"))
+    process = subprocess.Popen([sys.executable, script, str(tmp_path), json.dumps({}), "gate-loading"])
+    try:
+        gate.wait_started()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT_S) == 0, "the load, which waits for the gate for ever, holds nothing up"
     finally:
         process.kill()
         process.wait()
