@@ -10,7 +10,7 @@ from services.scheduler.core.streams import Streams
 from tessera.values.finish import FinishReason
 from tessera.values.request import DetokenizeOptions, Submission
 from tessera.values.sampling import SamplingParams
-from tessera.values.session import Abort, Detach, KnownAs, LiveRequest, Rejected, RejectReason, StopFound, TakenOver
+from tessera.values.session import Abort, Detach, KnownAs, LiveRequest, Rejected, RejectReason, StopFound, Submit, TakenOver
 
 GRACE_MS = CONFIG.gateway_grace_ms
 
@@ -200,6 +200,33 @@ def test_what_a_client_has_beyond_the_committed_tokens_is_kept(table: Table) -> 
     assert table.leader.scheduler.load().num_contradictions == 0
 
 
+def test_a_contradiction_of_a_live_request_wins_and_is_counted(table: Table) -> None:
+    """The client was sent it, by whomever: it starts again behind that."""
+    _, request = begun(table, steps=4)
+    received = (*expected(request)[:2], expected(request)[2] ^ 1)
+    second = table.gateway()
+    second.submit(again(request), 1, received)
+    table.run()
+    second.read()
+    assert second.tokens[request.request_id][:3] == list(received) and len(second.tokens[request.request_id]) == 20
+    assert second.finishes and table.leader.scheduler.load().num_contradictions == 1
+
+
+def test_a_request_that_has_ended_keeps_its_end_whatever_its_client_has(table: Table) -> None:
+    """One token is another: counted. More than there were: the end is told where it was."""
+    _, request = begun(table, steps=1000)
+    tokens = expected(request)
+    second, third = table.gateway(), table.gateway()
+    second.submit(again(request), 1, (tokens[0], tokens[1] ^ 1))
+    second.read()
+    assert second.tokens[request.request_id] == [tokens[0], tokens[1] ^ 1, *tokens[2:]] and second.finishes
+    assert table.leader.scheduler.load().num_contradictions == 1
+    table.leader.heard(third.session, Submit(again(request, 8), 2, (*tokens, 5, 5)))
+    (output,) = table.leader.take_frame(third.session)
+    assert (output.token_offset, output.token_ids) == (20, ()) and output.finish is not None
+    assert table.leader.scheduler.load().num_contradictions == 1
+
+
 def test_foreign_ids_in_a_resume_are_refused(table: Table) -> None:
     first, request = begun(table)
     second, resumed = table.gateway(), again(request)
@@ -209,18 +236,6 @@ def test_foreign_ids_in_a_resume_are_refused(table: Table) -> None:
     table.run()
     first.read()
     assert first.tokens[request.request_id] == expected(request)
-
-
-def test_a_draining_leader_takes_resumes(table: Table) -> None:
-    _, request = begun(table)
-    table.leader.drain()
-    second, resumed = table.gateway(), again(request)
-    second.submit(resumed)
-    unknown = submission(3, [8, 9], 4, "lost")
-    second.submit(unknown, 1)
-    table.run()
-    assert second.read() == [KnownAs(resumed.request_id, 0, request.request_id)]
-    assert second.tokens == {request.request_id: expected(request), unknown.request_id: expected(unknown)}
 
 
 # -- leaving
