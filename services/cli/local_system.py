@@ -14,10 +14,13 @@ from services.scheduler.store.embedded_redis import EmbeddedRedis
 from tessera.values.known_models import served_name
 
 DRAIN_GRACE_S = 2.0
-"""How long running requests may go on after Ctrl-C: whoever presses it wants to leave."""
+"""How long the gateway's calls may go on after Ctrl-C: whoever presses it wants to leave."""
 
 STOP_GRACE_S = 10.0
 """How long each part has to end before it is killed; above DRAIN_GRACE_S."""
+
+LEASE_MS = 1000
+"""There is no other scheduler: the lease only holds up this one's restart after a crash."""
 
 
 class PortTaken(Exception):
@@ -46,10 +49,10 @@ def local_parts(config: UpConfig, folder: DataFolder) -> list[Part]:
     redis = None if config.redis_url else EmbeddedRedis(folder.redis)
     redis_url = config.redis_url or (redis.url if redis else "")
     group = re.sub(r"[{}: ]", "-", served_name(config.model))  # another model in the same folder is another group
-    drain = ["--drain-grace-s", str(DRAIN_GRACE_S)]
+    drain, lease = ["--drain-grace-s", str(DRAIN_GRACE_S)], ["--lease-ms", str(LEASE_MS)]
     parts: list[Part] = [
         _role("gateway", folder, ["--scheduler", scheduler, "--model", config.model, "--listen", config.listen, *drain]),
-        _role("scheduler", folder, ["--worker", worker, "--redis", redis_url, "--group", group, "--listen", scheduler, *drain]),
+        _role("scheduler", folder, ["--worker", worker, "--redis", redis_url, "--group", group, "--listen", scheduler, *lease]),
         _role("worker", folder, ["--model", config.model, "--listen", worker]),
     ]
     return [*parts, RedisPart(redis)] if redis else parts

@@ -8,7 +8,6 @@ import click
 
 from gateway.errors import GatewayError
 from services.rpc.server import BindError
-from services.scheduler.term import Deposed
 from tessera.values.config import ConfigError
 from tessera.values.known_models import ModelError
 
@@ -16,10 +15,9 @@ Config = TypeVar("Config")
 
 
 def run_role(run: Callable[[Config], None], config: Config) -> None:
-    """Run until the role ends. Exits 1, saying why, for a model, an address or a number that cannot be used, and for a
-    scheduler that another one has replaced."""
+    """Run until the role ends. Exits 1, saying why, for a model, an address or a number that cannot be used."""
     try:
         run(config)
-    except (BindError, ConfigError, Deposed, GatewayError, ModelError) as error:
+    except (BindError, ConfigError, GatewayError, ModelError) as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(1)

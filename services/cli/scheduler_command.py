@@ -39,10 +39,10 @@ _TEXTS = {
     "journal_backlog_max": Text("Records kept for a Redis that is away; beyond it one full rewrite is owed.", "COUNT"),
     "gateway_grace_ms": Text("How long the requests of a lost gateway live on.", "MS"),
     "result_retention_ms": Text("How long a finished request can still be read.", "MS"),
-    "hello_wait_ms": Text("After a restart with live requests: how long gateways have to say what they hold.", "MS"),
+    "lease_ms": Text("How long a leader that says nothing keeps the lead, 100 or more; the same for all of a group.", "MS"),
+    "hello_wait_ms": Text("After a takeover with live requests: how long gateways have to say what they hold.", "MS"),
     "worker_silence_ms": Text("A worker silent for this long is lost: its requests go on elsewhere.", "MS"),
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
-    "drain_grace_s": Text("After SIGTERM, how long running requests may go on.", "SECONDS"),
     "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),
 }
 
@@ -56,7 +56,9 @@ def command(**options: Any) -> None:
     Example, with a worker on port 50053 and a Redis on its usual port:
       tessera scheduler --worker 127.0.0.1:50053 --redis redis://127.0.0.1:6379/0
 
-    It keeps trying until the worker and Redis answer. SIGTERM or Ctrl-C ends it after the running requests, at most drain-grace-s.
+    Several of one group may run: one leads, the others stand by, and one of them leads once the leader has said nothing for lease-ms.
+    It keeps trying until Redis and a worker answer. SIGTERM or Ctrl-C hands the lead over at once: what runs goes on under the next
+    leader, which may be this one started again.
     """
     config = build_config(SchedulerConfig, options)
     from services.cli.role_process import run_role  # here: `--help` needs neither grpc nor redis

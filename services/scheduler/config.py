@@ -19,10 +19,10 @@ class SchedulerConfig:
     listen: str = "127.0.0.1:50052"
     group: str = "default"  # names this scheduler's keys in Redis; one model, one pool of workers
     scheduling: Config = field(default_factory=Config)
-    hello_wait_ms: int = 1500  # after a takeover with live requests: how long gateways have to say what they hold
+    lease_ms: int = 2000  # how long a leader that says nothing keeps the lead; it renews four times as often
+    hello_wait_ms: int = 800  # after a takeover with live requests: how long gateways have to say what they hold
     worker_silence_ms: int = 2000  # a worker that says nothing for this long is lost; its requests go on elsewhere
     ready_file: Path | None = None
-    drain_grace_s: float = 5.0
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -31,4 +31,4 @@ class SchedulerConfig:
             raise ConfigError(f"group must be a name without braces, colons or spaces, got {self.group!r}")
         if not self.redis_url.startswith(("redis://", "rediss://", "unix://", "sentinel://")):
             raise ConfigError(f"redis_url must begin with redis://, rediss://, unix:// or sentinel://, got {self.redis_url!r}")
-        check_minimums(self, {"hello_wait_ms": 0, "worker_silence_ms": 1, "drain_grace_s": 0})
+        check_minimums(self, {"lease_ms": 100, "hello_wait_ms": 0, "worker_silence_ms": 1})

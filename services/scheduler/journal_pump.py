@@ -36,7 +36,7 @@ class JournalPump:
         self._epoch = epoch
         self._owner = owner
         self._woken = asyncio.Event()
-        self._failing = False
+        self.failure = ""  # why the last call failed; empty where it did not
 
     def wake(self) -> None:
         """Look for a call soon."""
@@ -66,8 +66,8 @@ class JournalPump:
     def _note(self, reply: JournalReply) -> None:
         """Say when the store goes away and when it is back, once each."""
         if isinstance(reply, Failed):
-            if not self._failing:
+            if not self.failure:
                 _log.warning("journal is not written", error=reply.why)
-        elif self._failing:
+        elif self.failure:
             _log.info("journal is written again")
-        self._failing = isinstance(reply, Failed)
+        self.failure = reply.why if isinstance(reply, Failed) else ""

@@ -63,19 +63,21 @@ class Leader:
         model: ModelInfo,
         wake_journal: Callable[[], None],
         clock: Callable[[], int] = now_us,
+        may_speak: Callable[[], bool] = lambda: True,
     ) -> None:
         self.epoch = epoch
         self.scheduler = Scheduler(config, epoch)
         self._config = config
         self._model = model
         self._clock = clock
+        self._may_speak = may_speak
         self._journal = Journal(config, epoch.number, 0)
         self._streams: Streams[GatewaySession] = Streams(config, self._read_output)
         self._wake_journal = wake_journal
         self._senders: dict[str, Callable[[ScheduledBatch], None]] = {}
         self._orphans_until_us: int | None = None  # while there may be some
         self._broken: Exception | None = None  # why nothing more may be sent or written
-        self._draining = False
+        self._handing_over = False
         self._idle_since_us: int | None = None
         self._is_checked = False
 
@@ -152,15 +154,22 @@ class Leader:
         """The gateway may come back within `gateway_grace_ms`."""
         self._streams.close(session, self._clock())
 
-    def drain(self) -> None:
-        """Admit nothing new."""
-        self._draining = True
+    def hand_over(self) -> None:
+        """Send no more batches: what runs goes on under the next leader. What comes is still taken in and written."""
+        self._handing_over = True
 
     # -- journal
 
     def next_journal_call(self) -> JournalCall | None:
         """See `JournalOwner`."""
-        return None if self._broken is not None else self._journal.next_call(self._clock())
+        if self._broken is not None or not self._may_speak():
+            return None
+        return self._journal.next_call(self._clock())
+
+    def store_was_emptied(self) -> None:
+        """The store holds nothing of what it acknowledged: it is to be written again."""
+        self._journal.store_was_emptied()
+        self._wake_journal()
 
     def journal_replied(self, reply: JournalReply) -> None:
         """See `JournalOwner`."""
@@ -183,10 +192,14 @@ class Leader:
         return self._journal.is_durable(self._clock())
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no request runs or waits, and the store has everything."""
-        load = self.scheduler.load()
-        return not load.num_running and not load.num_waiting and self._journal.acked == self._journal.last_record
+    def is_written(self) -> bool:
+        """Whether the store has acknowledged every record."""
+        return self._journal.acked == self._journal.last_record
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the store has acknowledged the whole state, and has not been seen to lose it."""
+        return self._journal.is_stored
 
     # -- time
 
@@ -257,11 +270,6 @@ class Leader:
 
     def _submit(self, session: GatewaySession, submit: Submit) -> None:
         request_id = submit.submission.request_id
-        has_begun = submit.received_token_ids or submit.subscriber or self.scheduler.find(submit.submission, 0) is not None
-        if self._draining and not has_begun:  # one that had begun is taken: the next scheduler goes on with it
-            rejected = Rejected(request_id, submit.subscriber, RejectReason.DRAINING, "the scheduler is shutting down", 1000)
-            session.post(rejected)
-            return
         foreign_id = self._foreign_id((int(submit.submission.prompt_token_ids.max()), *submit.received_token_ids))
         if foreign_id is not None:
             message = f"token id {foreign_id} is not in the vocabulary of {self._model.vocab_size}"
@@ -326,6 +334,8 @@ class Leader:
 
     def _send_batches(self) -> None:
         """Until nobody has anything left to do: a worker can find work for those before it in the turn."""
+        if self._handing_over or not self._may_speak():
+            return
         has_sent = True
         while has_sent:
             has_sent = False

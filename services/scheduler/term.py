@@ -1,38 +1,38 @@
-"""One term of leadership as a process: ask, take the epoch, attach, read, hear the gateways, join, lead.
+"""One term of leadership, from a taken epoch to its end: invite, attach, read, hear the gateways, join, lead.
 
-The order is that of recovery: workers are asked for their epochs, the epoch is taken in Redis, then they are attached, and only then is
-Redis read, so that nobody of an earlier term can change what was read.
+The order is that of recovery: the epoch was taken in Redis, then the workers are attached, and only then is Redis read, so that nobody
+of an earlier term can change what was read.
 """
 
 import asyncio
-import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
+from typing import Protocol
 
 import structlog
 
-from services.rpc.addresses import addresses
 from services.rpc.errors import FieldViolation, InvalidArgument, Unavailable
-from services.scheduler.clock import now_us
+from services.scheduler.clock import boot_us, now_us
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.core.journal_call import Failed, JournalCall, JournalReply, OlderEpoch
+from services.scheduler.core.journal_call import JournalCall, JournalReply, OlderEpoch
+from services.scheduler.core.lease import LeaseHold
 from services.scheduler.core.record import StoredState
 from services.scheduler.core.recovered import Recovered
-from services.scheduler.core.recovery import GatewayClaim, join
-from services.scheduler.core.stop_rules import StopRules
 from services.scheduler.core.worker_loss import WorkerLoss
+from services.scheduler.gathering import Gathering
 from services.scheduler.journal_pump import JournalPump
 from services.scheduler.leader import Leader
+from services.scheduler.lease_keeper import LeaseKeeper
+from services.scheduler.notice import Notice
 from services.scheduler.sessions import GatewaySession, Said
-from services.scheduler.store.port import EpochMoved, LeaseView, Store, WrongFormat
+from services.scheduler.standby import EpochTake
+from services.scheduler.store.port import Store, StoredJournal
+from services.scheduler.term_end import Deposed, GatewayAhead, TermEnd
 from services.scheduler.worker_link import OlderEpoch as WorkerHasOlderEpoch
-from services.scheduler.worker_link import ask_epochs
 from services.scheduler.worker_links import WorkerLinks
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
-from tessera.values.finish import Finish
-from tessera.values.identity import Epoch, new_instance_id
-from tessera.values.model import ModelInfo
+from tessera.values.identity import Epoch
 from tessera.values.report import WorkerReport
-from tessera.values.request import RequestOutput, Submission
+from tessera.values.request import RequestOutput
 from tessera.values.session import Hello, HelloAck
 
 _log = structlog.get_logger()
@@ -41,291 +41,267 @@ EPOCH_LEAP_MAX = 1_000_000
 """How far above this term's a gateway's epoch may be to be believed: a number near the type's end would leave none to take."""
 
 STORE_RETRY_S = 0.2
-ASK_S = 0.5  # for workers to say their epochs
 TICK_S = 0.02
-LEASE_MS = 2000
+
+WORKERS_WAIT_S = 1.0
+"""For reports of the workers that were there when the epoch was taken; who comes later is attached to the running leader."""
+
+FLUSH_S = 0.3
+FLUSH_POLL_S = 0.002
+"""At a hand-over: for the store to acknowledge what was decided. The next leader would find the rest in workers and gateways."""
 
 
-class Deposed(Exception):
-    """Another scheduler has taken a later epoch; this one has nothing more to say."""
+class TermHealth(Protocol):
+    """Who is told how the term does."""
 
-    @classmethod
-    def by(cls, newer: Epoch) -> "Deposed":
-        """Deposed by whoever took `newer`."""
-        return cls(f"another scheduler of this group has taken over: epoch {newer.number} was taken")
+    def serving(self, is_serving: bool) -> None:
+        """Whether gateways are answered and a worker is there."""
 
-
-class GatewayAhead(Exception):
-    """A gateway has seen epoch `number`, which Redis and the workers have lost: a new term has to begin above it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"a gateway has seen epoch {number}")
-        self.number = number
+    def durable(self, is_durable: bool) -> None:
+        """Whether the store keeps up."""
 
 
 class Term:
-    """Desk of the sessions, listener of the worker links and owner of the journal for one epoch, above epoch number `told`."""
+    """Desk of the sessions, listener of the worker links, owner of the journal and of the lease, for one epoch."""
 
-    def __init__(self, config: SchedulerConfig, store: Store, told: int = 0) -> None:
+    def __init__(self, config: SchedulerConfig, store: Store, taken: EpochTake, health: TermHealth) -> None:
+        self.leader: Leader | None = None  # from the join on
         self._config = config
         self._store = store
-        self._told = told
-        self._epoch: Epoch | None = None
-        self._leader: Leader | None = None
+        self._epoch = taken.epoch
+        self._expected = taken.workers
+        self._health = health
+        self._hold = LeaseHold(1000 * config.lease_ms, taken.asked_us)
+        self._keeper = LeaseKeeper(store, taken.epoch, config.lease_ms, self._hold, self)
+        self._pump = JournalPump(store, taken.epoch, self)
+        self._gathering = Gathering()
+        self._attached: set[str] = set()
         self._leads = asyncio.Event()
-        self._expected: frozenset[str] = frozenset()  # workers that answered when they were asked for their epochs
-        self._reports: dict[str, WorkerReport] = {}
-        self._senders: dict[str, Callable[[ScheduledBatch], None]] = {}
-        self._reported = asyncio.Event()
-        self._hellos: dict[GatewaySession, Hello] = {}
-        self._hello_came = asyncio.Event()
-        self._over: asyncio.Future[Deposed | GatewayAhead] = asyncio.get_running_loop().create_future()
-        self._pump: JournalPump | None = None
+        self._confirmation = asyncio.Event()
+        self._over: asyncio.Future[TermEnd] = asyncio.get_running_loop().create_future()
+        self._is_durable = False
 
-    async def run(self, serving: Callable[[bool], None], invite: Callable[["Term"], None]) -> None:
-        """Begin the term and lead until somebody else does. `serving` is told when gateways are answered, `invite` when they may be
-        invited. Raises Deposed or GatewayAhead."""
-        held = await self._ask_workers()
-        self._expected = frozenset(held)
-        self._epoch = await self._take_epoch(max(self._told, *(epoch.number for epoch in held.values())))
-        invite(self)
+    async def run(self) -> None:
+        """Lead until somebody else does. Raises TermEnd."""
         try:
-            await self._lead(serving)
-        except* (Deposed, GatewayAhead) as over:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keeper.run())
+                tasks.create_task(self._run_links())
+                tasks.create_task(self._watch_over())
+                leader = await self._begin()
+                tasks.create_task(self._pump.run())
+                tasks.create_task(self._tick(leader))
+        except* TermEnd as over:
             raise over.exceptions[0] from None
         finally:
-            serving(False)
+            self._health.serving(False)
+            self._health.durable(False)
 
-    @property
-    def leader(self) -> Leader | None:
-        """The leader, once the join is done."""
-        return self._leader if self._leads.is_set() else None
+    async def hand_over(self) -> None:
+        """End gracefully: decide nothing more, let the store have what was decided, and give the lease back. What runs waits in
+        workers, store and gateways for whoever leads next."""
+        if self.leader is not None:
+            self.leader.hand_over()
+            flush_until_us = now_us() + int(1e6 * FLUSH_S)
+            while not self.leader.is_written and now_us() < flush_until_us:  # noqa: ASYNC110 - a few turns at most
+                await asyncio.sleep(FLUSH_POLL_S)
+        await self._keeper.release()
 
     # -- beginning
 
-    async def _ask_workers(self) -> dict[str, Epoch]:
-        """The epochs of the workers that are there, at least one."""
-        while True:
-            held = await ask_epochs(await anext(addresses(self._config.workers)), ASK_S)
-            if held:
-                return held
-            await asyncio.sleep(STORE_RETRY_S)
-
-    async def _take_epoch(self, highest: int) -> Epoch:
-        while True:
-            view = await self._store.look()
-            if not isinstance(view, LeaseView):
-                _log.warning("waiting for redis", error=view.why)
-                await asyncio.sleep(STORE_RETRY_S)
-                continue
-            epoch = Epoch(1 + max(view.epoch.number, highest), new_instance_id())
-            reply = await self._store.take_epoch(view.epoch, epoch, LEASE_MS)
-            match reply:
-                case Failed() | WrongFormat():
-                    _log.warning("waiting for redis", error=reply.why)
-                    await asyncio.sleep(STORE_RETRY_S)
-                case EpochMoved():
-                    continue
-                case _:
-                    _log.info("epoch taken", epoch=epoch.number)
-                    return epoch
-
     async def _begin(self) -> Leader:
-        assert self._epoch is not None
         started_us = now_us()
-        await self._all_reported()
-        stored = await self._read_store(self._epoch)
-        await self._hear_gateways(stored)
-        await self._all_reported()  # a worker may have gone and come back meanwhile
-        self._pump = JournalPump(self._store, self._epoch, self)
-        model = next(iter(self._reports.values())).description.model
-        self._leader = Leader(self._config.scheduling, self._epoch, model, self._pump.wake)
-        recovered = join(stored, self._reports, self._claims_on(model), self._stop_rule())
-        self._leader.lead(recovered, self._reports, dict(self._senders))
+        await self._gathering.hear_workers(self._expected, WORKERS_WAIT_S)
+        stored = await self._read_store()
+        await self._gathering.hear_gateways(stored, self._config.hello_wait_ms / 1000)
+        await self._gathering.hear_workers(self._expected, 0)  # one may have gone and come back meanwhile
+        recovered = self._gathering.join(stored)
+        reports, senders = self._gathering.reports, self._gathering.senders
+        model = next(iter(reports.values())).description.model
+        self.leader = Leader(self._config.scheduling, self._epoch, model, self._pump.wake, may_speak=lambda: self.may_speak)
+        self.leader.lead(recovered, reports, senders)
+        self._gathering = Gathering()
         self._leads.set()
+        self._note_serving()
         _log.info("leading", epoch=self._epoch.number, after_ms=(now_us() - started_us) // 1000, **_counts(recovered))
-        return self._leader
+        return self.leader
 
-    async def _all_reported(self) -> None:
-        """At least one worker has reported, and so have the others that were asked, unless that takes too long."""
-        while not self._reports:
-            self._reported.clear()
-            await self._reported.wait()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.hello_wait_ms / 1000):
-                while not self._expected <= self._reports.keys():
-                    self._reported.clear()
-                    await self._reported.wait()
-
-    async def _read_store(self, epoch: Epoch) -> StoredState:
+    async def _read_store(self) -> StoredState:
+        notice = Notice(_log)
         while True:
-            reply = await self._store.read(epoch)
+            reply = await self._store.read(self._epoch)
             match reply:
+                case StoredJournal():
+                    return reply.state
                 case OlderEpoch(newer):
                     raise Deposed.by(newer)
-                case Failed() | WrongFormat():
-                    _log.warning("waiting for redis", error=reply.why)
-                    await asyncio.sleep(STORE_RETRY_S)
                 case _:
-                    return reply.state
-
-    async def _hear_gateways(self, stored: StoredState) -> None:
-        """Give gateways time to say what they hold of requests that live, at most `hello_wait_ms`."""
-        live = {request_id for request_id, request in stored.requests.items() if request.finish is None}
-        live |= {slot.request_id for report in self._reports.values() for slot in report.slots}
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.hello_wait_ms / 1000):
-                while not live <= {claim.request_id for hello in self._hellos.values() for claim in hello.live}:
-                    self._hello_came.clear()
-                    await self._hello_came.wait()
-
-    def _claims_on(self, model: ModelInfo) -> list[GatewayClaim]:
-        """What gateways hold. What cannot be output of `model` is left out: `Leader.session_opened` answers it."""
-        return [
-            GatewayClaim(live.request_id, live.subscriber, live.token_ids)
-            for hello in self._hellos.values()
-            if hello.tokenizer_digest == model.tokenizer_digest
-            for live in hello.live
-            if max(live.token_ids, default=0) < model.vocab_size
-        ]
-
-    def _stop_rule(self) -> Callable[[Submission, tuple[int, ...]], Finish | None]:
-        model = next(iter(self._reports.values())).description.model
-        pool_len_max = max(report.description.geometry.num_tokens for report in self._reports.values()) + 1
-
-        def first_stop(submission: Submission, output_token_ids: tuple[int, ...]) -> Finish | None:
-            tokens = submission.prompt_token_ids.tolist() + list(output_token_ids)
-            return StopRules.of(submission, model, pool_len_max).first_stop(tokens, 0)
-
-        return first_stop
+                    notice.say("waiting for redis", error=reply.why)
+                    await asyncio.sleep(STORE_RETRY_S)
 
     # -- running
 
-    async def _lead(self, serving: Callable[[bool], None]) -> None:
-        """Everything under the taken epoch, side by side; ends by an ExceptionGroup or cancellation."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._run_links())
-            tasks.create_task(self._watch_over())
-            leader = await self._begin()
-            serving(True)
-            tasks.create_task(self._pump_journal())
-            while True:
-                await asyncio.sleep(TICK_S)
-                leader.tick()
+    async def _tick(self, leader: Leader) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if not self.may_speak:
+                self._keeper.wake()
+            leader.tick()
+            self._note_durable(leader)
 
     async def _run_links(self) -> None:
         try:
-            await WorkerLinks(self._config.workers, self.epoch, self, self._config.worker_silence_ms).run()
+            await WorkerLinks(self._config.workers, self._epoch, self, self._config.worker_silence_ms).run()
         except WorkerHasOlderEpoch as error:
-            raise Deposed(str(error)) from error
-
-    async def _pump_journal(self) -> None:
-        assert self._pump is not None
-        await self._pump.run()
+            raise Deposed(str(error), error.number) from error
 
     async def _watch_over(self) -> None:
         raise await self._over
 
-    def _end(self, why: Deposed | GatewayAhead) -> None:
+    def _end(self, why: TermEnd) -> None:
         """This term is over; the first reason counts."""
         if not self._over.done():
             self._over.set_result(why)
+
+    async def _unless_over(self, awaited: Awaitable[object]) -> None:
+        """Wait, but not longer than the term. Raises Unavailable."""
+        waiting = asyncio.ensure_future(awaited)
+        try:
+            await asyncio.wait((waiting, self._over), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if self._over.done():
+            raise Unavailable("a new term begins", reason="TERM_OVER", retry_after_ms=200)
+
+    def _note_serving(self) -> None:
+        self._health.serving(self.leader is not None and bool(self._attached))
+
+    def _note_durable(self, leader: Leader) -> None:
+        if leader.is_durable == self._is_durable:
+            return
+        self._is_durable = leader.is_durable
+        self._health.durable(self._is_durable)
+        if self._is_durable:
+            _log.info("durable")
+        else:
+            _log.warning("not durable", reason=self._pump.failure or "redis is slow, or has lost what it had acknowledged")
 
     # -- what worker links hear
 
     def worker_attached(self, address: str, report: WorkerReport, send: Callable[[ScheduledBatch], None]) -> None:
         """See `WorkerListener`."""
         _log.info("worker attached", worker=address, slots=len(report.slots), last_step=report.last_step)
-        self._reports[address] = report
-        self._senders[address] = send
-        self._reported.set()
-        if self._leader is not None:
-            self._leader.worker_attached(address, report, send)
+        if self.leader is None:
+            self._gathering.worker_attached(address, report, send)
+        else:
+            self.leader.worker_attached(address, report, send)
+        self._attached.add(address)
+        self._note_serving()
 
     def worker_output(self, address: str, output: ScheduledBatchOutput) -> None:
         """See `WorkerListener`."""
-        assert self._leader is not None, "nothing was sent before the join"
-        self._leader.worker_output(address, output)
+        assert self.leader is not None, "nothing was sent before the join"
+        self.leader.worker_output(address, output)
 
     def worker_detached(self, address: str, loss: WorkerLoss) -> None:
         """See `WorkerListener`."""
-        self._reports.pop(address, None)
-        self._senders.pop(address, None)
-        if self._leader is not None:
-            self._leader.worker_detached(address, loss)
+        self._attached.discard(address)
+        if self.leader is None:
+            self._gathering.worker_detached(address)
+        else:
+            self.leader.worker_detached(address, loss)
+        self._note_serving()
 
     def worker_removed(self, address: str) -> None:
         """See `FleetListener`."""
-        if self._leader is not None:
-            self._leader.worker_removed(address)
+        if self.leader is not None:
+            self.leader.worker_removed(address)
 
     # -- what gateways say
 
     @property
     def epoch(self) -> Epoch:
         """See `SessionDesk`."""
-        assert self._epoch is not None, "gateways are invited after the epoch is taken"
         return self._epoch
 
     @property
     def may_speak(self) -> bool:
         """See `SessionDesk`."""
-        return True
+        return self._hold.may_speak(boot_us())
 
     async def opened(self, session: GatewaySession, hello: Hello) -> HelloAck:
         """See `SessionDesk`."""
-        leap = hello.highest_epoch.number - self.epoch.number
+        leap = hello.highest_epoch.number - self._epoch.number
         if leap > EPOCH_LEAP_MAX:
-            text = f"{hello.highest_epoch.number} cannot have been seen: the present epoch is {self.epoch.number}"
+            text = f"{hello.highest_epoch.number} cannot have been seen: the present epoch is {self._epoch.number}"
             raise InvalidArgument((FieldViolation("hello.highest_epoch", text),))
-        if not self.epoch.supersedes(hello.highest_epoch):
+        if not self._epoch.supersedes(hello.highest_epoch):
             self._end(GatewayAhead(hello.highest_epoch.number))
-        self._hellos[session] = hello
-        self._hello_came.set()
-        leads = asyncio.create_task(self._leads.wait())
-        try:
-            await asyncio.wait((leads, self._over), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leads.cancel()
-            del self._hellos[session]
-        if self._over.done():
-            raise Unavailable("a new term begins", reason="TERM_OVER", retry_after_ms=200)
-        assert self._leader is not None
-        return self._leader.session_opened(session, hello)
+        with self._gathering.hello(session, hello):
+            await self._unless_over(self._leads.wait())
+        while not self._hold.may_greet(boot_us()):
+            self._confirmation.clear()
+            self._keeper.wake()
+            await self._unless_over(self._confirmation.wait())
+        assert self.leader is not None
+        return self.leader.session_opened(session, hello)
 
     def heard(self, session: GatewaySession, message: Said) -> None:
         """See `SessionDesk`."""
-        assert self._leader is not None
-        self._leader.heard(session, message)
+        assert self.leader is not None
+        self.leader.heard(session, message)
 
     def take_frame(self, session: GatewaySession) -> list[RequestOutput]:
         """See `SessionDesk`."""
-        assert self._leader is not None
-        return self._leader.take_frame(session)
+        assert self.leader is not None
+        return self.leader.take_frame(session)
 
     def closed(self, session: GatewaySession) -> None:
         """See `SessionDesk`."""
-        if self._leader is not None:
-            self._leader.session_closed(session)
+        if self.leader is not None:
+            self.leader.session_closed(session)
 
     # -- what the journal pump asks and hears
 
     def next_journal_call(self) -> JournalCall | None:
         """See `JournalOwner`."""
-        assert self._leader is not None
-        return self._leader.next_journal_call()
+        assert self.leader is not None
+        return self.leader.next_journal_call()
 
     def journal_replied(self, reply: JournalReply) -> None:
         """See `JournalOwner`."""
-        assert self._leader is not None
-        self._leader.journal_replied(reply)
-        if self._leader.superseded is not None:
-            self._end(Deposed.by(self._leader.superseded))
+        assert self.leader is not None
+        self.leader.journal_replied(reply)
+        if self.leader.superseded is not None:
+            self._end(Deposed.by(self.leader.superseded))
 
     def journal_wake_us(self) -> int | None:
         """See `JournalOwner`."""
-        assert self._leader is not None
-        return self._leader.journal_wake_us()
+        assert self.leader is not None
+        return self.leader.journal_wake_us()
+
+    # -- what the lease keeper asks and hears
+
+    @property
+    def is_stored(self) -> bool:
+        """See `LeaseOwner`."""
+        return self.leader is not None and self.leader.is_stored
+
+    @property
+    def attached_workers(self) -> Collection[str]:
+        """See `LeaseOwner`."""
+        return tuple(self._attached)
+
+    def confirmed(self) -> None:
+        """See `LeaseOwner`."""
+        self._confirmation.set()
+        self._pump.wake()
+
+    def store_was_emptied(self) -> None:
+        """See `LeaseOwner`."""
+        assert self.leader is not None, "nothing was stored before"
+        _log.warning("redis is empty: everything is written again")
+        self.leader.store_was_emptied()
 
 
 def _counts(recovered: Recovered) -> dict[str, int]:

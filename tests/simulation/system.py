@@ -121,7 +121,7 @@ class System:
             left.append(f"slots {held} are held")
         if not self.store.memory.is_bare:
             left.append("the store is not bare")
-        if not terms[0].leader.is_idle:
+        if not terms[0].leader.is_written:
             left.append("the journal is not acknowledged")
         return left
 

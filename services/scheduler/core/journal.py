@@ -87,6 +87,7 @@ class Journal:
         self._boots: dict[str, bytes] = {}
         self._durable_steps: dict[str, WorkerStep] = {}  # by worker, of its present boot
         self._lost = False
+        self._recovered = last_record
         self.last_record = last_record
         self.acked = last_record
         self.superseded: Epoch | None = None
@@ -153,6 +154,17 @@ class Journal:
                 else:
                     self._owe_rewrite()
 
+    def store_was_emptied(self) -> None:
+        """The store was seen to hold nothing. One rewrite mends that; a no-op while it is owed or under way."""
+        if self.is_stored:
+            self._lost = True
+            self._owe_rewrite()
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the store has acknowledged the whole state, and has not been seen to lose it."""
+        return self.acked > self._recovered and not self._lost
+
     def is_durable(self, now_us: int) -> bool:
         """Whether the store keeps up: false from `journal_wait_ms` without an acknowledgement until it has caught up, and
         from the moment it is seen to have lost acknowledged records until the rewrite is done."""
@@ -176,7 +188,7 @@ class Journal:
         return self._unacknowledged[0].since_us + self._wait_us if self._unacknowledged else None
 
     def _choose_call(self) -> JournalCall | None:
-        if self._rewrite_owed and self._unacknowledged:  # never before the first record: it holds what was recovered
+        if self._rewrite_owed and self.last_record > self._recovered:  # never before the first record: it holds what was recovered
             self._generation = Generation(self._generation.epoch_number, self._generation.counter + 1)
             self._rewrite_owed = False
             self._rewrite = _rewrite(self._generation, self._folder.state())

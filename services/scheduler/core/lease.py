@@ -11,13 +11,13 @@ class LeaseWatch:
     """What a standby has seen of the lease, and whether it may lead. A leader that lives renews its lease several times in a lease
     time, also in a store that came back without it: that is what the two waits are for."""
 
-    __slots__ = ("_away", "_empty_since_us", "_lease_us", "_mine", "_returned_us", "_seen_us")
+    __slots__ = ("_away", "_empty_since_us", "_lease_us", "_returned_us", "_seen_us", "mine")
 
     def __init__(self, lease_us: int, mine: Epoch | None = None) -> None:
         """`mine` is the epoch under which this process has led until now; its lease keeps nobody waiting."""
         assert lease_us > 0
         self._lease_us = lease_us
-        self._mine = mine
+        self.mine = mine
         self._seen_us: int | None = None  # the last look that was answered
         self._away = False  # the last look was not answered
         self._returned_us: int | None = None  # the store was away, or this process was, before
@@ -40,7 +40,7 @@ class LeaseWatch:
             self._empty_since_us = None
         elif self._empty_since_us is None:
             self._empty_since_us = now_us
-        if epoch == self._mine:
+        if epoch == self.mine:
             return True
         if is_held:
             return False

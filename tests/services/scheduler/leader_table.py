@@ -30,11 +30,12 @@ class Table:
         self.worker = worker or FakeWorker()
         self.store = store or MemoryStore()
         self.store_answers = True
+        self.may_speak = True
         self.outbox: deque[ScheduledBatch] = deque()
         epoch = Epoch(term, bytes([term]) * 16)
         self.store.epoch = epoch
         report = self.worker.attach(epoch, 1)
-        self.leader = Leader(CONFIG, epoch, MODEL, lambda: None, lambda: self.now_us)
+        self.leader = Leader(CONFIG, epoch, MODEL, lambda: None, lambda: self.now_us, lambda: self.may_speak)
         recovered = join(self.store.stored().state, {WORKER: report}, [], lambda *_: None)
         self.leader.lead(recovered, {WORKER: report}, {WORKER: self.outbox.append})
         self.run()

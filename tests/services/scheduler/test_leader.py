@@ -10,6 +10,7 @@ from leader_table import CONFIG, WORKER, Table, expected, submission
 from services.rpc.errors import FailedPrecondition
 from services.scheduler.core.errors import ModelMismatch
 from services.scheduler.sessions import GatewaySession
+from services.scheduler.store.memory import MemoryStore
 from tessera.values.finish import FinishReason
 from tessera.values.identity import NO_EPOCH
 from tessera.values.request import Submission
@@ -150,17 +151,43 @@ def test_a_stop_string_ends_the_request_at_its_token(table: Table) -> None:
     assert (sequence.finish.reason, sequence.output_len) == (FinishReason.STOP_STRING, 2)
 
 
-def test_a_draining_leader_finishes_and_admits_nothing(table: Table) -> None:
+def test_a_leader_that_hands_over_writes_what_comes_and_sends_nothing(table: Table) -> None:
     gateway, request = table.gateway(), submission(1, [5, 6, 7])
     gateway.submit(request)
-    table.leader.drain()
+    table.leader.hand_over()
     late = submission(2, [5])
     gateway.submit(late)
-    (refused,) = gateway.read()
-    assert isinstance(refused, Rejected) and refused.reason is RejectReason.DRAINING
-    assert not table.leader.is_idle
+    assert gateway.read() == [] and not table.leader.is_written
     table.run()
-    assert table.leader.is_idle
+    assert table.leader.is_written and not table.outbox
+    assert set(table.store.stored().state.requests) == {request.request_id, late.request_id}
+
+
+def test_a_leader_that_may_not_speak_decides_and_writes_nothing_until_it_may(table: Table) -> None:
+    gateway, request = table.gateway(), submission(1, [5, 6, 7])
+    table.may_speak = False
+    gateway.submit(request)
+    table.run()
+    assert not table.outbox and not table.leader.is_written
+    table.may_speak = True
+    table.leader.tick()
+    table.run()
+    gateway.read()
+    assert gateway.tokens[request.request_id] == expected(request)
+
+
+def test_a_store_that_was_emptied_is_written_again(table: Table) -> None:
+    gateway, request = table.gateway(), submission(1, [5, 6, 7])
+    gateway.submit(request)
+    table.run()
+    assert table.leader.is_stored
+    table.store = MemoryStore()
+    table.store.epoch = table.leader.epoch
+    table.leader.store_was_emptied()
+    assert not table.leader.is_stored and not table.leader.is_durable
+    table.write()
+    assert table.leader.is_stored and table.leader.is_durable
+    assert list(table.store.stored().state.requests) == [request.request_id]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tessera.values.config import Config, ConfigError
         ({"group": "a{b}"}, "group must be a name"),
         ({"worker_silence_ms": 0}, "worker_silence_ms must be at least 1, got 0"),
         ({"hello_wait_ms": -1}, "hello_wait_ms must be at least 0"),
-        ({"drain_grace_s": -0.5}, "drain_grace_s must be at least 0"),
+        ({"lease_ms": 99}, "lease_ms must be at least 100, got 99"),
     ],
 )
 def test_what_cannot_work_is_named(changes: dict, problem: str) -> None:

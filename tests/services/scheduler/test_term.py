@@ -1,4 +1,4 @@
-"""One term from the first question to its end, with a worker and a gateway behind real gRPC and a store that can fail."""
+"""One term from its taken epoch to its end, with a worker and a gateway behind real gRPC and a store that can fail."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,20 +14,23 @@ from scripted_worker import ScriptedWorker, scripted_worker
 
 from services.rpc.channel import open_channel
 from services.rpc.server import RpcServer, ServerConfig
+from services.scheduler.clock import boot_us
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.convert import request_to_proto, response_from_proto
 from services.scheduler.core.journal_call import Applied, BeginRewrite, EndRewrite, FoldedRequest, Generation, RewriteChunk
 from services.scheduler.core.record import Arrival, StoredRequest
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.sessions import SessionServicer
+from services.scheduler.standby import EpochTake
 from services.scheduler.store.memory import MemoryStore
-from services.scheduler.term import Deposed, GatewayAhead, Term
+from services.scheduler.term import Term
+from services.scheduler.term_end import Deposed, GatewayAhead
 from tessera.scheduler.v1 import session_pb2_grpc
 from tessera.values.config import Config
 from tessera.values.identity import NO_EPOCH, Epoch
 from tessera.values.request import Submission
 from tessera.values.sampling import SamplingParams
-from tessera.values.session import Frame, Heartbeat, Hello, HelloAck, LiveRequest, SchedulerMessage, Submit
+from tessera.values.session import Frame, Heartbeat, Hello, HelloAck, Invite, LiveRequest, SchedulerMessage, Submit
 
 RunAsync = Callable[..., Any]
 
@@ -40,28 +43,50 @@ def hello(highest_epoch: Epoch = NO_EPOCH, live: tuple[LiveRequest, ...] = ()) -
 
 
 class House:
-    """A term that runs beside the test, and where gateways reach it."""
+    """A term that runs beside the test, and where gateways reach it. `is_serving`, `is_durable`: what health was told last."""
 
-    def __init__(self, worker: ScriptedWorker, store: MemoryStore, hello_wait_ms: int, told: int) -> None:
+    def __init__(self, workers: tuple[str, ...], store: MemoryStore, hello_wait_ms: int, lease_ms: int) -> None:
         config = SchedulerConfig(
-            workers=(worker.address,),
+            workers=workers,
             redis_url="redis://unused",
             scheduling=Config(max_num_seqs=8, max_num_batched_tokens=64),
             hello_wait_ms=hello_wait_ms,
+            lease_ms=lease_ms,
         )
-        self.worker, self.store = worker, store
-        self.term = Term(config, store, told)
-        self.serving = asyncio.Event()
+        self.store = store
+        store.epoch = Epoch(store.epoch.number + 1, b"t" * 16)
+        self.is_serving = self.is_durable = False
+        self.told = asyncio.Event()  # health was told something
+        self.term = Term(config, store, EpochTake(store.epoch, boot_us(), frozenset(workers)), self)
+        self.sessions = SessionServicer()
+        self.sessions.invite(self.term)
         self.address = ""
-        self.ended = asyncio.create_task(self.term.run(lambda ready: self.serving.set() if ready else None))
+        self.ended = asyncio.create_task(self.term.run())
+
+    def serving(self, is_serving: bool) -> None:
+        self.is_serving = is_serving
+        self.told.set()
+
+    def durable(self, is_durable: bool) -> None:
+        self.is_durable = is_durable
+        self.told.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until health was told so."""
+        while not condition():
+            self.told.clear()
+            await self.told.wait()
+
+    async def leads(self) -> None:
+        await self.until(lambda: self.is_serving)
 
     @asynccontextmanager
-    async def session(self, is_early: bool = False) -> AsyncIterator["GatewayEnd"]:
-        """A session that has said nothing, of a gateway that comes once the epoch is taken, or at once."""
-        if not is_early:
-            await self.worker.asked.wait()
+    async def session(self) -> AsyncIterator["GatewayEnd"]:
+        """A session that has been invited, and has said nothing."""
         async with open_channel(self.address) as channel:
-            yield GatewayEnd(session_pb2_grpc.SchedulerServiceStub(channel).Session())
+            gateway = GatewayEnd(session_pb2_grpc.SchedulerServiceStub(channel).Session())
+            assert await gateway.hear() == (self.term.epoch, Invite())
+            yield gateway
 
     async def deposed(self) -> str:
         """Why the term ended; by nothing but Deposed."""
@@ -103,20 +128,20 @@ class GatewayEnd:
 
 @asynccontextmanager
 async def house(
-    store: MemoryStore | None = None, hello_wait_ms: int = 60_000, worker_epoch: Epoch = NO_EPOCH, told: int = 0
-) -> AsyncIterator[House]:
-    """A term that begins now; its worker executes whatever comes."""
+    store: MemoryStore | None = None, hello_wait_ms: int = 60_000, lease_ms: int = 60_000, others: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[House, ScriptedWorker]]:
+    """A term that begins now; its one worker executes whatever comes. `others` are addresses of further workers."""
     async with scripted_worker() as worker:
-        worker.fake.epoch = worker_epoch
-        made = House(worker, store or MemoryStore(), hello_wait_ms, told)
+        made = House((worker.address, *others), store or MemoryStore(), hello_wait_ms, lease_ms)
         working = asyncio.create_task(worker.work())
         server = RpcServer(ServerConfig("127.0.0.1:0"))
         register = session_pb2_grpc.add_SchedulerServiceServicer_to_server
-        server.add(register, SessionServicer(lambda: made.term), "tessera.scheduler.v1.SchedulerService")
+        server.add(register, made.sessions, "tessera.scheduler.v1.SchedulerService")
         made.address = await server.start()
         try:
-            yield made
+            yield made, worker
         finally:
+            made.sessions.stand_by()
             await server.stop(0)
             for task in (made.ended, working):
                 task.cancel()
@@ -125,8 +150,8 @@ async def house(
 
 def test_a_request_is_served_and_journalled(run_async: RunAsync) -> None:
     async def scenario() -> None:
-        async with house() as it, it.session() as gateway:
-            await it.serving.wait()
+        async with house() as (it, _), it.session() as gateway:
+            await it.leads()
             await gateway.say(hello())
             assert (await gateway.ack()).unknown_request_ids == ()
             await gateway.say(Submit(REQUEST))
@@ -136,30 +161,14 @@ def test_a_request_is_served_and_journalled(run_async: RunAsync) -> None:
     run_async(scenario())
 
 
-def test_a_store_that_is_away_at_the_start_is_waited_for(run_async: RunAsync) -> None:
-    async def scenario() -> None:
-        store = MemoryStore()
-        store.failing = True
-        async with house(store) as it:
-            async with it.session(is_early=True) as gateway:
-                with pytest.raises(grpc.aio.AioRpcError, match="waiting for worker and redis"):
-                    await gateway.hear()
-            assert not it.serving.is_set() and it.worker.fake.epoch == NO_EPOCH, "attached before the epoch was taken"
-            store.failing = False
-            await it.serving.wait()
-            assert it.worker.fake.epoch == store.epoch == it.term.epoch
-
-    run_async(scenario())
-
-
 def test_a_store_that_goes_away_before_it_is_read_is_waited_for(run_async: RunAsync) -> None:
     async def scenario() -> None:
-        async with house() as it:
-            it.worker.answers.clear()
+        async with house() as (it, worker):
+            worker.answers.clear()
             async with it.session() as gateway:
                 await _greet(gateway)
                 it.store.failing = True
-                it.worker.answers.set()
+                worker.answers.set()
                 assert await gateway.hear() == (it.term.epoch, Heartbeat())
                 assert it.term.leader is None
                 it.store.failing = False
@@ -170,12 +179,12 @@ def test_a_store_that_goes_away_before_it_is_read_is_waited_for(run_async: RunAs
 
 def test_a_gateway_that_comes_during_a_takeover_is_told_to_wait(run_async: RunAsync) -> None:
     async def scenario() -> None:
-        async with house() as it:
-            it.worker.answers.clear()
+        async with house() as (it, worker):
+            worker.answers.clear()
             async with it.session() as gateway:
                 await _greet(gateway)
                 assert it.term.leader is None
-                it.worker.answers.set()
+                worker.answers.set()
                 await gateway.ack()
 
     run_async(scenario())
@@ -188,21 +197,10 @@ async def _greet(gateway: GatewayEnd) -> None:
     assert message == Heartbeat()
 
 
-def test_a_term_goes_above_what_worker_and_store_hold(run_async: RunAsync) -> None:
-    async def scenario() -> None:
-        store = MemoryStore()
-        store.epoch = Epoch(4, b"e" * 16)
-        async with house(store, worker_epoch=Epoch(7, b"e" * 16)) as it:
-            await it.serving.wait()
-            assert it.term.epoch.number == 8 and store.epoch == it.worker.fake.epoch == it.term.epoch
-
-    run_async(scenario())
-
-
 def test_a_live_request_waits_for_the_gateway_that_knows_more(run_async: RunAsync) -> None:
     async def scenario() -> None:
         expected = reference_output(REQUEST, 1000)[0]
-        async with house(_stored_waiting(REQUEST)) as it, it.session() as gateway:
+        async with house(_stored_waiting(REQUEST)) as (it, _), it.session() as gateway:
             await gateway.say(hello(live=(LiveRequest(REQUEST.request_id, 0, tuple(expected[:3])),)))
             assert (await gateway.ack()).unknown_request_ids == ()
             assert await gateway.answer(expected[:3]) == expected
@@ -215,9 +213,9 @@ def test_what_is_no_output_of_the_model_is_not_joined(run_async: RunAsync, said:
     async def scenario() -> None:
         expected = reference_output(REQUEST, 1000)[0]
         wrong = LiveRequest(REQUEST.request_id, 0, said.pop("token_ids"))
-        async with house(_stored_waiting(REQUEST)) as it, it.session() as stranger, it.session() as gateway:
+        async with house(_stored_waiting(REQUEST)) as (it, _), it.session() as stranger, it.session() as gateway:
             await stranger.say(replace(hello(live=(wrong,)), **said))
-            await it.serving.wait()
+            await it.leads()
             await gateway.say(hello(live=(LiveRequest(REQUEST.request_id, 0, ()),)))
             assert (await gateway.ack()).unknown_request_ids == ()
             assert await gateway.answer() == expected
@@ -227,8 +225,8 @@ def test_what_is_no_output_of_the_model_is_not_joined(run_async: RunAsync, said:
 
 def test_a_live_request_without_a_gateway_holds_a_takeover_up_for_a_moment_only(run_async: RunAsync) -> None:
     async def scenario() -> None:
-        async with house(_stored_waiting(REQUEST), hello_wait_ms=50) as it:
-            await it.serving.wait()
+        async with house(_stored_waiting(REQUEST), hello_wait_ms=50) as (it, _):
+            await it.leads()
 
     run_async(scenario())
 
@@ -236,13 +234,13 @@ def test_a_live_request_without_a_gateway_holds_a_takeover_up_for_a_moment_only(
 @pytest.mark.parametrize("is_leading", [True, False])
 def test_a_gateway_that_knows_a_later_epoch_ends_the_term(run_async: RunAsync, is_leading: bool) -> None:
     async def scenario() -> None:
-        async with house() as it, it.session() as gateway:
+        async with house() as (it, _), it.session() as gateway:
             if is_leading:
-                await it.serving.wait()
+                await it.leads()
             await gateway.say(hello(LATER))
             with pytest.raises(GatewayAhead) as ahead:
                 await it.ended
-            assert ahead.value.number == LATER.number
+            assert ahead.value.told == LATER.number
             with pytest.raises(grpc.aio.AioRpcError, match="a new term begins"):
                 await gateway.ack()
 
@@ -251,8 +249,8 @@ def test_a_gateway_that_knows_a_later_epoch_ends_the_term(run_async: RunAsync, i
 
 def test_an_epoch_that_nobody_can_have_seen_is_refused(run_async: RunAsync) -> None:
     async def scenario() -> None:
-        async with house() as it, it.session() as liar, it.session() as gateway:
-            await it.serving.wait()
+        async with house() as (it, _), it.session() as liar, it.session() as gateway:
+            await it.leads()
             await liar.say(hello(Epoch(2**64 - 1, b"x" * 16)))
             with pytest.raises(grpc.aio.AioRpcError, match="highest_epoch"):
                 await liar.ack()
@@ -262,19 +260,9 @@ def test_an_epoch_that_nobody_can_have_seen_is_refused(run_async: RunAsync) -> N
     run_async(scenario())
 
 
-def test_a_term_goes_above_what_it_was_told(run_async: RunAsync) -> None:
-    async def scenario() -> None:
-        async with house(told=LATER.number) as it, it.session() as gateway:
-            await gateway.say(hello(LATER))
-            await gateway.ack()
-            assert it.term.epoch.number == LATER.number + 1
-
-    run_async(scenario())
-
-
 def test_a_store_that_knows_a_later_leader_ends_the_term(run_async: RunAsync) -> None:
     async def scenario() -> None:
-        async with house() as it, it.session() as gateway:
+        async with house() as (it, _), it.session() as gateway:
             await gateway.say(hello())
             await gateway.ack()
             it.store.epoch = LATER
@@ -286,27 +274,10 @@ def test_a_store_that_knows_a_later_leader_ends_the_term(run_async: RunAsync) ->
 
 def test_a_worker_that_knows_a_later_leader_ends_the_term(run_async: RunAsync) -> None:
     async def scenario() -> None:
-        async with house() as it:
-            it.worker.refuses = True
+        async with house() as (it, worker):
+            worker.refuses = True
             assert await it.deposed() == "older epoch"
-            assert not it.serving.is_set()
-
-    run_async(scenario())
-
-
-def test_gateways_are_told_of_the_model_that_was_attached(run_async: RunAsync) -> None:
-    async def scenario() -> None:
-        store = MemoryStore()
-        store.failing = True
-        async with house(store) as it:
-            await it.worker.described.wait()
-            other = replace(MODEL, name="other")
-            it.worker.fake.model = other
-            it.worker.fake.restart()
-            store.failing = False
-            async with it.session() as gateway:
-                await gateway.say(hello())
-                assert (await gateway.ack()).model == other
+            assert not it.is_serving
 
     run_async(scenario())
 

@@ -1,0 +1,70 @@
+"""The terms of one scheduler process, and the waits between them."""
+
+import asyncio
+import contextlib
+
+import structlog
+
+from services.rpc.health import HealthServicer
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.sessions import SessionServicer
+from services.scheduler.standby import Standby
+from services.scheduler.store.port import Store
+from services.scheduler.term import Term
+from services.scheduler.term_end import GatewayAhead, TermEnd
+from tessera.scheduler.v1 import session_pb2
+
+_log = structlog.get_logger()
+
+SERVICE_NAME = session_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+
+DURABLE = "durable"
+"""Name under which health says whether the store keeps up."""
+
+HAND_OVER_S = 1.0
+"""Most time for a hand-over; a store that does not answer is left to find the lease ended."""
+
+
+class Terms:
+    """One term after the other, and the waits between them. Tells health how the present one does."""
+
+    def __init__(self, config: SchedulerConfig, store: Store, sessions: SessionServicer, health: HealthServicer) -> None:
+        self._config = config
+        self._store = store
+        self._sessions = sessions
+        self._health = health
+        self._present: Term | None = None
+        self.running = asyncio.create_task(self._run())
+
+    async def end(self) -> None:
+        """Hand over, and lead no more."""
+        if self._present is not None and not self.running.done():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HAND_OVER_S):
+                    await self._present.hand_over()
+        self.running.cancel()
+        await asyncio.wait((self.running,))
+
+    def serving(self, is_serving: bool) -> None:
+        """See `TermHealth`."""
+        self._health.set_ready(SERVICE_NAME, is_serving)
+
+    def durable(self, is_durable: bool) -> None:
+        """See `TermHealth`."""
+        self._health.set_ready(DURABLE, is_durable)
+
+    async def _run(self) -> None:
+        told, mine = 0, None
+        while True:
+            taken = await Standby(self._config, self._store, told, mine).take()
+            term = self._present = Term(self._config, self._store, taken, self)
+            self._sessions.invite(term)
+            try:
+                await term.run()
+            except TermEnd as end:
+                _log.warning("standing by again", reason=str(end))
+                told = max(told, end.told)
+                mine = taken.epoch if isinstance(end, GatewayAhead) else None  # after Deposed somebody else may lead
+            finally:
+                self._present = None
+                self._sessions.stand_by()
