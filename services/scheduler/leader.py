@@ -336,13 +336,14 @@ class Leader:
         """Until nobody has anything left to do: a worker can find work for those before it in the turn."""
         if self._handing_over or not self._may_speak():
             return
-        has_sent = True
-        while has_sent:
+        for turn in range(len(self._senders)):
             has_sent = False
             for address, send in self._senders.items():
                 while (batch := self.scheduler.schedule(address, self._clock())) is not None:
                     send(batch)
-                    has_sent = len(self._senders) > 1
+                    has_sent = True
+            if turn and not has_sent:
+                return
 
     def _note_durable_steps(self) -> None:
         for address in self._senders:
