@@ -11,7 +11,8 @@ from tests.chaos.outcome import TITLE, Outcome, summary
 from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.chaos.setups import SETUPS, Setup, deterministic
 
-QUICK_STREAMS = 64
+QUICK_STREAMS = 48
+QUICK_TOKENS = 70
 COMPLAINT_CHARS_MAX = 2000
 """The end of a log is what says most; the rest is in the folder that the run names."""
 
@@ -43,7 +44,7 @@ Plan = Sequence[tuple[Setup, Sequence[Scenario]]]
 
 def quick_plan() -> Plan:
     """One kill of each role, under the deterministic model."""
-    return [(deterministic(QUICK_STREAMS), [scenario for scenario in SCENARIOS.values() if scenario.in_quick])]
+    return [(deterministic(QUICK_STREAMS, QUICK_TOKENS), [scenario for scenario in SCENARIOS.values() if scenario.in_quick])]
 
 
 def full_plan(setups: Sequence[str] = (), scenarios: Sequence[str] = (), streams: int | None = None) -> Plan:

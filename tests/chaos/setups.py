@@ -35,9 +35,9 @@ class Setup:
         return self.model.startswith("deterministic")
 
 
-def deterministic(streams: int = 256) -> Setup:
+def deterministic(streams: int = 256, max_tokens: int = 140) -> Setup:
     """Tokens hash the KV that is really read, so a wrong block shows. Each worker can hold all streams, but not all that they leave behind."""
-    asks = tuple(make_asks(streams * 5 // 4, 40, 140, seed=11))
+    asks = tuple(make_asks(streams * 5 // 4, 30, max_tokens, seed=11))
     return Setup(
         name="deterministic",
         model=f"deterministic:{MODEL}",
