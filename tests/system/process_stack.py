@@ -4,11 +4,16 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
 import psutil
 import redis
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from role_process import RoleProcess, free_ports
 
 from services.scheduler.store.embedded_redis import EmbeddedRedis
+from services.scheduler.terms import SERVICE_NAME as SCHEDULER_SERVICE
+
+HEALTH_TIMEOUT_S = 0.5
 
 
 @dataclass
@@ -20,35 +25,39 @@ class StackOptions:
     scheduler: list[str] = field(default_factory=list)
     worker: list[str] = field(default_factory=list)
     gateway: list[str] = field(default_factory=list)
+    schedulers: int = 1
 
 
 MODEL = "SmolLM2-135M-Instruct"
 
 CALM = StackOptions(
     model=MODEL,
-    scheduler=["--result-retention-ms", "500", "--log-level", "debug"],
+    scheduler=["--result-retention-ms", "500", "--lease-ms", "1000", "--log-level", "debug"],
     worker=["--kv-cache-bytes", str(192 * 1024 * 1024)],
 )
 """The real model in a small pool, a retention that tests can wait for, and a scheduler that says when it is idle."""
 
 
 class Stack:
-    """Redis, worker, scheduler, gateway."""
+    """Redis, worker, schedulers, gateway. `scheduler` is the first of `schedulers`, and the only one unless the options say otherwise."""
 
     def __init__(self, folder: Path, options: StackOptions) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.redis = EmbeddedRedis(folder / "redis", port=0)
         self.redis.start()
-        worker, scheduler, gateway = (f"127.0.0.1:{port}" for port in free_ports(3))
+        worker, gateway, *schedulers = (f"127.0.0.1:{port}" for port in free_ports(2 + options.schedulers))
         worker_model = options.worker_model or options.model
         self.worker = RoleProcess("worker", ["worker", "--model", worker_model, *options.worker], worker, folder)
-        self.scheduler = RoleProcess(
-            "scheduler", ["scheduler", "--worker", worker, "--redis", self.redis.url, *options.scheduler], scheduler, folder
-        )
-        self.gateway = RoleProcess(
-            "gateway", ["gateway", "--scheduler", scheduler, "--model", options.model, *options.gateway], gateway, folder
-        )
-        self.roles = (self.worker, self.scheduler, self.gateway)
+        command = ["scheduler", "--worker", worker, "--redis", self.redis.url, *options.scheduler]
+        self.schedulers = [
+            RoleProcess(f"scheduler{number or ''}", command, address, folder) for number, address in enumerate(schedulers)
+        ]
+        self.scheduler = self.schedulers[0]
+        command = ["gateway", "--model", options.model, *options.gateway]
+        for address in schedulers:
+            command += ["--scheduler", address]
+        self.gateway = RoleProcess("gateway", command, gateway, folder)
+        self.roles = (self.worker, *self.schedulers, self.gateway)
 
     @property
     def address(self) -> str:
@@ -62,16 +71,33 @@ class Stack:
         for role in self.roles:
             role.wait_ready()
 
+    def leader(self) -> RoleProcess | None:
+        """The scheduler that leads, by what health says of it; None while none does."""
+        for scheduler in self.schedulers:
+            if scheduler.is_running and not scheduler.is_frozen and self._leads(scheduler.address):
+                return scheduler
+        return None
+
     def request_keys(self) -> list[bytes]:
         """Keys of requests and of the log in Redis; the group's own state and the prefix cache's entries stay."""
         with redis.Redis.from_url(self.redis.url) as store:
-            return [key for key in store.scan_iter() if not key.endswith((b":meta", b":blocks"))]
+            return [key for key in store.scan_iter() if not key.endswith((b":meta", b":lease", b":blocks"))]
 
     def stop(self) -> None:
         """End everything; nothing stays behind."""
         for role in reversed(self.roles):
             role.stop()
         self.redis.stop()
+
+    @staticmethod
+    def _leads(address: str) -> bool:
+        with grpc.insecure_channel(address) as channel:
+            try:
+                request = health_pb2.HealthCheckRequest(service=SCHEDULER_SERVICE)
+                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=HEALTH_TIMEOUT_S)
+            except grpc.RpcError:
+                return False
+            return answer.status == health_pb2.HealthCheckResponse.SERVING
 
     def __enter__(self) -> "Stack":
         self.start()

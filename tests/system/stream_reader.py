@@ -16,6 +16,8 @@ class Reader:
         self.text = ""
         self.finish: Finish | None = None
         self.error: Exception | None = None
+        self.pause_s = 0.0  # the longest between two pieces
+        self._piece_s: float | None = None
         self._changed = threading.Condition()
         self._stream = client.stream(prompt, **options)
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -57,6 +59,9 @@ class Reader:
                 self._changed.notify_all()
 
     def _take(self, piece: Piece) -> None:
+        now_s = time.monotonic()
+        self.pause_s = max(self.pause_s, now_s - (self._piece_s or now_s))
+        self._piece_s = now_s
         assert self.finish is None, "a message came after the finish"
         assert piece.token_offset == len(self.token_ids), "token offsets are not dense"
         assert piece.text_offset == len(self.text.encode()), "text offsets are not dense"
