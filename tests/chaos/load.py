@@ -1,16 +1,17 @@
 """Client streams against a cluster, in a process of their own: hundreds of them must not slow the one that injects the faults."""
 
 import multiprocessing
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from tests.chaos import load_process
 from tests.chaos.asks import Ask
-from tests.chaos.load_process import Progress
-from tests.chaos.stream_log import StreamLog
+from tests.chaos.links import ROOT
+from tests.chaos.stream_log import Progress, StreamLog
 
 ANSWER_TIMEOUT_S = 30.0
 POLL_S = 0.1
@@ -27,10 +28,9 @@ class Load:
     addresses: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=load_process.main, args=(theirs, self.addresses), daemon=True)
-        self._process.start()
+        self._pipe, theirs = multiprocessing.Pipe()
+        command = [sys.executable, "-m", "tests.chaos.load_process", str(theirs.fileno()), *self.addresses]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
         theirs.close()
 
     def run(self, asks: Sequence[Ask], concurrency: int, timeout_s: float) -> list[StreamLog]:
@@ -72,9 +72,11 @@ class Load:
     def close(self) -> None:
         """End the process."""
         self._pipe.close()
-        self._process.join(10)
-        if self._process.is_alive():
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
             self._process.kill()
+            self._process.wait()
 
     def __enter__(self) -> Self:
         return self

@@ -1,30 +1,25 @@
-"""The process behind `Load`: runs client streams on one event loop and some in threads, and notes everything they see."""
+"""The process behind `Load`: runs client streams on one event loop and some in threads, and notes everything they see.
+
+    python -m tests.chaos.load_process FD ADDRESS...
+
+FD is one end of a `multiprocessing.Pipe`, over which commands come and answers go.
+"""
 
 import asyncio
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from tessera.client import AsyncClient, Client, Prompt, TesseraError
 from tests.chaos.asks import Ask
-from tests.chaos.stream_log import StreamLog
+from tests.chaos.stream_log import Progress, StreamLog
 
 SYNC_EVERY = 16
 """Of so many streams one runs through the blocking client, in a thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far all streams are."""
-
-    started: int
-    finished: int
-    tokens: int  # received, over all streams
-    slowest: int  # tokens of the running stream that has the fewest
 
 
 def main(pipe: Connection, addresses: tuple[str, ...]) -> None:
@@ -166,3 +161,7 @@ def _close(log: StreamLog) -> None:
 
 def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    main(Connection(int(sys.argv[1])), tuple(sys.argv[2:]))

@@ -6,6 +6,16 @@ from itertools import pairwise
 from tessera.client import Piece
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far all streams are."""
+
+    started: int
+    finished: int
+    tokens: int  # received, over all streams
+    slowest: int  # tokens of the running stream that has the fewest
+
+
 @dataclass(slots=True)
 class StreamLog:
     """One stream. Times are seconds of CLOCK_MONOTONIC, which all processes of a machine share."""
