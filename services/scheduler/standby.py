@@ -45,6 +45,7 @@ class Standby:
         self._told = told
         self._watch = LeaseWatch(1000 * config.lease_ms, mine)
         self._workers: frozenset[str] = frozenset()
+        self._workers_known = asyncio.Event()
         self._store_notice, self._worker_notice = Notice(_log), Notice(_log)
         self._leader_seen: Epoch | None = None
         self._pause_s = POLL_S
@@ -53,6 +54,7 @@ class Standby:
         """Wait for as long as it takes."""
         following = asyncio.create_task(self._follow_workers())
         try:
+            await self._workers_known.wait()
             while (taken := await self._turn()) is None:  # noqa: ASYNC110 - what it waits for is elsewhere
                 await asyncio.sleep(self._pause_s)
         finally:
@@ -64,6 +66,7 @@ class Standby:
     async def _follow_workers(self) -> None:
         async for present in addresses(self._config.workers):
             self._workers = present
+            self._workers_known.set()
 
     async def _turn(self) -> EpochTake | None:
         """Look once, and take the lead if there is one to take."""
