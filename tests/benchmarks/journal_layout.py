@@ -23,19 +23,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from kv_manager.published_block import PublishedBlock
+from kv_manager.published_blocks import PublishedBlocks, entry_dtype
 from services.scheduler.core.changes import Changes
 from services.scheduler.core.journal import Journal
 from services.scheduler.core.journal_call import Applied
 from services.scheduler.core.record import Arrival, BlockDelta, DecodeColumns, RequestDelta
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.store.embedded_redis import EmbeddedRedis
-from services.scheduler.store.journal_codec import (
-    block_from_bytes,
-    block_keys,
-    blocks_to_fields,
-    submission_from_bytes,
-    submission_to_bytes,
-)
+from services.scheduler.store.journal_codec import submission_from_bytes, submission_to_bytes
 from services.scheduler.store.port import StoredJournal
 from services.scheduler.store.redis_store import RedisStore
 from services.scheduler.store.resp_connection import RespConnection, read_url
@@ -73,7 +68,7 @@ class Workload:
         offsets = self._lens.copy()
         grown = np.flatnonzero((PROMPT_LEN + offsets) % BLOCK_SIZE == 0).astype(np.int32)
         tables = ((PROMPT_LEN + offsets[grown]) // BLOCK_SIZE).astype(np.int32)
-        blocks = tuple(self._block() for _ in grown)
+        blocks = PublishedBlocks.of(self._block() for _ in grown)  # as the block manager tells them
         evicted = tuple(self._rng.randrange(30_000) for _ in grown)
         tokens = np.array([self._rng.randrange(VOCABULARY) for _ in self._ids], np.int32)
         self._lens += 1
@@ -180,12 +175,13 @@ class Materialized:
         columns = changes.decoded
         assert columns is not None
         arrays = (columns.token_offsets, columns.token_ids, columns.grown_rows, columns.table_offsets, columns.block_ids)
-        offsets, tokens, rows, tables, blocks = (values.tobytes() for values in arrays)
+        offsets, tokens, rows, tables, block_ids = (values.tobytes() for values in arrays)
         (delta,) = changes.blocks
-        gone = block_keys(delta.boot_id, delta.unpublished)
-        fields = blocks_to_fields(delta.worker, delta.boot_id, delta.published)
+        gone = [block_id.to_bytes(4, "little") + delta.boot_id for block_id in delta.unpublished]
+        blocks = PublishedBlocks.of(delta.published).rows
+        fields = [part for block in blocks for part in (block["block_id"].tobytes() + delta.boot_id, block.tobytes())]
         self._last += 1
-        head = (EPOCH.number, self._last, b"".join(columns.request_ids), offsets, tokens, rows, tables, blocks, len(gone))
+        head = (EPOCH.number, self._last, b"".join(columns.request_ids), offsets, tokens, rows, tables, block_ids, len(gone))
         reply = await self._connection.command("EVALSHA", self._sha, len(self._keys), *self._keys, *head, *gone, *fields)
         assert reply[0] == b"ok", reply
 
@@ -196,8 +192,8 @@ class Materialized:
         outputs = await self._connection.command("MGET", *(b"{m}:o:" + request_id for request_id in ids))
         tables = await self._connection.command("MGET", *(b"{m}:t:" + request_id for request_id in ids))
         entries = await self._connection.command("HGETALL", "{m}:blocks")
-        blocks = [block_from_bytes(key, data) for key, data in zip(entries[::2], entries[1::2], strict=True)]
-        assert blocks
+        blocks = np.frombuffer(b"".join(entries[1::2]), entry_dtype(BLOCK_SIZE))
+        assert len(blocks)
         requests = [(np.frombuffer(o, "<i4"), np.frombuffer(t, "<i4")) for o, t in zip(outputs, tables, strict=True)]
         assert len(requests) == len(submissions)
         return sum(len(output) for output, _ in requests)

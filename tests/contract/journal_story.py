@@ -53,7 +53,9 @@ def facts(state: StoredState) -> dict[str, object]:
             )
             for request_id, request in state.requests.items()
         },
-        "blocks": {boot: dict(entries) for boot, entries in state.blocks.items() if entries},
+        "blocks": {
+            boot: {entry.block_id: entry for entry in blocks.values()} for boot, blocks in state.blocks.items() if len(blocks)
+        },
     }
 
 

@@ -222,7 +222,7 @@ def test_the_old_generation_is_read_until_the_new_one_is_complete(store: Store, 
         expected, old = facts(await writer.state()), writer.generation
         new = Generation(3, 2)
         whole = writer.next(5)
-        for call in (BeginRewrite(new), RewriteChunk(new, whole.requests, whole.blocks)):
+        for call in (BeginRewrite(new), RewriteChunk(new, whole.requests, whole.pages)):
             assert await writer.call(call) == Applied(20)
             stored = await store.read(EPOCH)
             assert isinstance(stored, StoredJournal)

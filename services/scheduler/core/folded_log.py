@@ -1,46 +1,79 @@
-"""The form in which the store keeps the journal: whole requests, and a short log of decode columns above them.
+"""The form in which the store keeps the journal: whole requests and pages of blocks, and a short log above them.
 
-A steady decode step is one log entry. Everything else that happens to a request writes it whole, and so does, for a few
-running requests per call in turn, the passing of time: that keeps the log short. A stored request says as of which record it is,
-and log entries up to that record are not applied to it again.
+A step is one log entry: columns of decoded tokens, and the prefix-cache entries that came and went. Everything else that happens to a
+request writes it whole, and so does, for a few running requests and changed pages per call in turn, the passing of time: that keeps the log
+short. A stored request or page says as of which record it is, and log entries up to that record are not applied to it again.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
-from kv_manager.published_block import PublishedBlock
-from services.scheduler.core.journal_call import Append, FoldedRequest, Generation
-from services.scheduler.core.record import BlockDelta, DecodeColumns, Record, StoredState, apply_run
+import numpy as np
+import numpy.typing as npt
+
+from kv_manager.published_blocks import NO_BLOCKS, PublishedBlocks
+from services.scheduler.core.block_map import PAGE_BLOCKS, BlockMap, BlockPage, pages_of
+from services.scheduler.core.journal_call import Append, FoldedRequest, Generation, LogEntry
+from services.scheduler.core.record import DecodeColumns, Record, StoredState, apply_run
 from tessera.values.request import Submission
 
-FOLD_CYCLE = 512
-"""A running request is written whole about once in so many records. Longer means a longer log to read back, shorter
-means more bytes per step."""
+FOLD_CYCLE = 256
+"""A running request, and a page that changes, is written whole about once in so many records. Longer means more memory for the log and more
+to read back, shorter means more bytes per step."""
+
+KEY_CYCLE = 32
+"""The log names requests and offsets at least once in so many records."""
 
 RUN_LEN_MAX = 64
 """So many records of columns wait at most to be applied together."""
 
 
 def read_back(
-    last: int,
-    log: Sequence[DecodeColumns | None],
-    folded: dict[bytes, FoldedRequest],
-    blocks: dict[tuple[str, bytes], dict[int, PublishedBlock]],
+    last: int, log: Sequence[LogEntry], folded: dict[bytes, FoldedRequest], pages: Iterable[BlockPage]
 ) -> StoredState:
-    """The state as of record `last`: `folded` with the log entries, which end at `last`, applied to it.
+    """The state as of record `last`: `folded` and `pages` with the log entries, which end at `last`, applied to them.
 
     Takes over and changes what it is given. A row of a request that is not there is skipped: the request was forgotten.
     """
-    for first, run in _runs(log, last - len(log) + 1):
+    first_number = last - len(log) + 1
+    for first, run in _runs(log, first_number):
         items = [folded.get(request_id) for request_id in run[0].request_ids]
         rows = [None if item is None else item.request for item in items]
         apply_run(rows, run, [0 if item is None else max(0, item.as_of - first + 1) for item in items])
-    return StoredState(last, {request_id: item.request for request_id, item in folded.items()}, blocks)
+    requests = {request_id: item.request for request_id, item in folded.items()}
+    return StoredState(last, requests, _read_blocks(log, first_number, pages))
 
 
-def _runs(log: Sequence[DecodeColumns | None], first: int) -> Iterator[tuple[int, list[DecodeColumns]]]:
+def _read_blocks(log: Sequence[LogEntry], first: int, pages: Iterable[BlockPage]) -> dict[tuple[str, bytes], BlockMap]:
+    """`pages` with the block changes of `log`, whose first entry is record `first`."""
+    as_of: dict[tuple[str, bytes], dict[int, int]] = {}
+    parts: dict[tuple[str, bytes], list[PublishedBlocks]] = {}
+    for page in pages:
+        as_of.setdefault((page.worker, page.boot_id), {})[page.index] = page.as_of
+        parts.setdefault((page.worker, page.boot_id), []).append(page.entries)
+    blocks = {boot: BlockMap() for boot in parts}
+    for boot, entries in parts.items():
+        blocks[boot].apply(PublishedBlocks.concatenate(entries), ())
+    for number, entry in enumerate(log, first):
+        for delta in entry.blocks:
+            boot = (delta.worker, delta.boot_id)
+            ages, published = as_of.get(boot, {}), PublishedBlocks.of(delta.published)
+            unpublished = np.array(delta.unpublished, np.int64)
+            fresh = [_is_below(number, ages, block_ids) for block_ids in (published.block_ids, unpublished)]
+            blocks.setdefault(boot, BlockMap()).apply(published.select(fresh[0]), unpublished[fresh[1]])
+    return blocks
+
+
+def _is_below(number: int, ages: dict[int, int], block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which blocks lie in pages that are as of a record below `number`."""
+    return np.array([ages.get(page, 0) < number for page in (block_ids // PAGE_BLOCKS).tolist()], np.bool_)
+
+
+def _runs(log: Sequence[LogEntry], first: int) -> Iterator[tuple[int, list[DecodeColumns]]]:
     """The log, whose first entry is record `first`, cut into runs of consecutive columns of the same requests."""
     run: list[DecodeColumns] = []
-    for number, columns in enumerate(log, first):
+    for number, columns in enumerate((entry.decoded for entry in log), first):
         if run and (columns is None or columns.request_ids != run[0].request_ids):
             yield number - len(run), run
             run = []
@@ -51,10 +84,11 @@ def _runs(log: Sequence[DecodeColumns | None], first: int) -> Iterator[tuple[int
 
 
 class LogFolder:
-    """The state as of the last record handed to the store, and which requests the log still tells more of than their stored form.
+    """The state as of the last record handed to the store, and what of it the log still tells more of than its stored form.
 
-    `_unfolded` maps a request to the first record that its stored form may lack, in the order of that number. `_run` are
-    columns of one set of requests that are not applied to the state yet: many at once cost little more than one.
+    `_unfolded` maps a request, and `_unfolded_pages` a page (worker, boot, index), to the first record that its stored form may lack, in
+    the order of that number. `_keys` are the records of the log with ids and offsets. `_run` are columns of one set of requests that
+    are not applied to the state yet: many at once cost little more than one.
     """
 
     def __init__(self, last_record: int) -> None:
@@ -62,6 +96,9 @@ class LogFolder:
         self._run: list[DecodeColumns] = []
         self._unfolded: dict[bytes, int] = {}
         self._unfolded_ids: tuple[bytes, ...] = ()  # all of these are in _unfolded
+        self._unfolded_pages: dict[tuple[str, bytes, int], int] = {}
+        self._keys: deque[int] = deque()
+        self._last_columns: DecodeColumns | None = None
         self._records_since_turn = 0
 
     def state(self) -> StoredState:
@@ -83,9 +120,12 @@ class LogFolder:
             self._run.append(columns)
 
     def rewritten(self) -> None:
-        """The whole state was handed to the store: no request is unfolded."""
+        """The whole state was handed to the store: nothing is unfolded, and its log is empty."""
         self._unfolded.clear()
         self._unfolded_ids = ()
+        self._unfolded_pages.clear()
+        self._keys.clear()
+        self._last_columns = None
 
     def append(self, generation: Generation, records: Sequence[Record]) -> Append:
         """Apply `records`, which continue the state, and say how the store is to keep them."""
@@ -101,6 +141,9 @@ class LogFolder:
                     submissions[delta.request_id] = delta.submission
             if record.decoded is not None:
                 self._mark_unfolded(record.decoded.request_ids, record.number)
+            for blocks in record.blocks:
+                for index in pages_of(PublishedBlocks.of(blocks.published), blocks.unpublished):
+                    self._unfolded_pages.setdefault((blocks.worker, blocks.boot_id, index), record.number)
             for request_id in record.forgotten:
                 submissions.pop(request_id, None)
                 touched.pop(request_id, None)
@@ -110,19 +153,58 @@ class LogFolder:
             self._mark_folded(request_id)
         last = self._state.last
         self._records_since_turn += len(records)
+        pages: list[tuple[str, bytes, int]] = []
         if touched or self._records_since_turn >= RUN_LEN_MAX:  # the state is brought up to date anyway
+            pages = self._take_page_turns()
             touched.update(dict.fromkeys(self._take_turns()))
+        if not self._state.requests:
+            pages += self._unfolded_pages  # nobody runs: leave no log behind
+            self._unfolded_pages.clear()
         requests = self.state().requests if touched else {}
         return Append(
             generation=generation,
             first=records[0].number,
-            log=tuple(record.decoded for record in records),
+            log=tuple(self._log_entry(record) for record in records),
             submissions=tuple(submissions.values()),
             requests=tuple(FoldedRequest(last, requests[request_id].copy()) for request_id in touched),
             forgotten=tuple(forgotten),
-            blocks=_net_blocks(records),
-            log_from=next(iter(self._unfolded.values()), last + 1),
+            pages=tuple(self._page(*page) for page in pages),
+            log_from=self._log_from(),
         )
+
+    def _log_entry(self, record: Record) -> LogEntry:
+        """Whether columns are a key depends on the records alone, so that the log is the same however they were sent."""
+        if record.requests or record.forgotten:
+            self._last_columns = None  # a request may have moved by more than a token
+        columns, before = record.decoded, self._last_columns
+        if columns is None:
+            return LogEntry(blocks=record.blocks)
+        is_key = (
+            before is None
+            or record.number % KEY_CYCLE == 0
+            or columns.request_ids != before.request_ids
+            or not np.array_equal(columns.token_offsets, before.token_offsets + 1)
+        )
+        self._last_columns = columns
+        if is_key:
+            self._keys.append(record.number)
+        return LogEntry(columns, is_key, record.blocks)
+
+    def _log_from(self) -> int:
+        """The first record that a reader needs: one that something stored may lack, or the key before it or before what comes."""
+        after = self._state.last + 1
+        first = min(next(iter(unfolded.values()), after) for unfolded in (self._unfolded, self._unfolded_pages))
+        if first == after and self._last_columns is None:
+            self._keys.clear()
+            return after
+        while len(self._keys) > 1 and self._keys[1] <= first:
+            self._keys.popleft()
+        return min(first, self._keys[0]) if self._keys else first
+
+    def _page(self, worker: str, boot_id: bytes, index: int) -> BlockPage:
+        blocks = self._state.blocks.get((worker, boot_id))
+        entries = NO_BLOCKS if blocks is None else blocks.page(index)
+        return BlockPage(self._state.last, worker, boot_id, index, entries)
 
     def _mark_unfolded(self, request_ids: tuple[bytes, ...], number: int) -> None:
         if request_ids == self._unfolded_ids:  # the steady case, at the price of 256 pointer comparisons
@@ -135,34 +217,21 @@ class LogFolder:
         if self._unfolded.pop(request_id, None) is not None:
             self._unfolded_ids = ()
 
+    def _take_page_turns(self) -> list[tuple[str, bytes, int]]:
+        """The pages whose turn it is, as `_take_turns` has requests."""
+        count = -(-len(self._unfolded_pages) * self._records_since_turn // FOLD_CYCLE)
+        due = list(islice(self._unfolded_pages, count))
+        for page in due:
+            del self._unfolded_pages[page]
+        return due
+
     def _take_turns(self) -> list[bytes]:
         """The requests whose turn it is to be written whole: the longest unfolded ones, as many as take every one once per cycle."""
         count = -(-len(self._unfolded) * self._records_since_turn // FOLD_CYCLE)
         self._records_since_turn = 0
-        turns = zip(range(count), self._unfolded.items(), strict=False)
-        due = [request_id for _, (request_id, first_missing) in turns if first_missing <= self._state.last]
+        turns = islice(self._unfolded.items(), count)
+        due = [request_id for request_id, first_missing in turns if first_missing <= self._state.last]
         for request_id in due:
             del self._unfolded[request_id]
             self._unfolded[request_id] = self._state.last + 1
         return due
-
-
-def _net_blocks(records: Iterable[Record]) -> tuple[BlockDelta, ...]:
-    """The net effect of all block deltas, one per boot of a worker."""
-    deltas = [delta for record in records for delta in record.blocks]
-    if len(deltas) <= 1:
-        return tuple(deltas)
-    net: dict[tuple[str, bytes], dict[int, PublishedBlock | None]] = {}
-    for delta in deltas:
-        entries = net.setdefault((delta.worker, delta.boot_id), {})
-        entries.update(dict.fromkeys(delta.unpublished))
-        entries.update((block.block_id, block) for block in delta.published)
-    return tuple(
-        BlockDelta(
-            worker,
-            boot_id,
-            tuple(block for block in entries.values() if block is not None),
-            tuple(block_id for block_id, block in entries.items() if block is None),
-        )
-        for (worker, boot_id), entries in net.items()
-    )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from kv_manager.published_block import PublishedBlock
+from services.scheduler.core.block_map import BlockPage
 from services.scheduler.core.changes import Changes
 from services.scheduler.core.folded_log import LogFolder
 from services.scheduler.core.journal_call import (
@@ -26,14 +26,17 @@ from services.scheduler.core.journal_call import (
     OlderEpoch,
     RewriteChunk,
 )
-from services.scheduler.core.record import BlockDelta, Record, StoredState
+from services.scheduler.core.record import Record, StoredState
 from tessera.values.config import Config
 from tessera.values.identity import Epoch
 
 RECORDS_PER_CALL_MAX = 64
 CHUNK_TOKENS_MAX = 65_536
 CHUNK_REQUESTS_MAX = 256
-CHUNK_BLOCKS_MAX = 1024
+CHUNK_PAGES_MAX = 128
+
+BLOCKS_PER_RECORD_MAX = 4096
+"""A record that changes more prefix-cache entries is not appended: a rewrite tells it in pieces. A step's own are fewer."""
 
 RETRY_US_MIN = 20_000
 RETRY_US_MAX = 1_000_000
@@ -67,7 +70,7 @@ class Journal:
 
     It begins with a rewrite, and owes another one when the store's state is not continued by the records (`Gap`), when more
     than `journal_backlog_max` records wait, or when a worker comes back under a new boot or is removed (dropping its
-    entries one by one would be unbounded). While a rewrite is owed, records go into the state that it will write;
+    entries one by one would be unbounded), or brings a whole cache. While a rewrite is owed, records go into the state that it will write;
     while it runs, they wait, so that it writes the state as of one record.
     """
 
@@ -103,7 +106,7 @@ class Journal:
         record = Record(
             self.last_record, changes.requests, changes.blocks, changes.forgotten, changes.decoded, changes.removed_workers
         )
-        retires_boot = self._retires_boot(record)
+        is_unbounded = self._retires_boot(record) or _num_blocks(record) > BLOCKS_PER_RECORD_MAX
         pending = _Unacknowledged(record.number, now_us)
         if step is not None:
             pending.steps[step.worker] = step
@@ -116,7 +119,7 @@ class Journal:
             return record
         self._backlog.append(record)
         self._unacknowledged.append(pending)
-        if retires_boot or len(self._backlog) > self._backlog_max:
+        if is_unbounded or len(self._backlog) > self._backlog_max:
             self._owe_rewrite()
         return record
 
@@ -257,9 +260,9 @@ def _rewrite(generation: Generation, state: StoredState) -> Iterator[JournalCall
     yield BeginRewrite(generation)
     for requests in _request_chunks(state):
         yield RewriteChunk(generation, requests, ())
-    for (worker, boot_id), entries in state.blocks.items():
-        for blocks in _block_chunks(entries):
-            yield RewriteChunk(generation, (), (BlockDelta(worker, boot_id, blocks, ()),))
+    pages = _pages(state)
+    while chunk := tuple(islice(pages, CHUNK_PAGES_MAX)):
+        yield RewriteChunk(generation, (), chunk)
     yield EndRewrite(generation, state.last)
 
 
@@ -276,7 +279,11 @@ def _request_chunks(state: StoredState) -> Iterator[tuple[FoldedRequest, ...]]:
         yield tuple(chunk)
 
 
-def _block_chunks(entries: dict[int, PublishedBlock]) -> Iterator[tuple[PublishedBlock, ...]]:
-    blocks = iter(entries.values())
-    while chunk := tuple(islice(blocks, CHUNK_BLOCKS_MAX)):
-        yield chunk
+def _pages(state: StoredState) -> Iterator[BlockPage]:
+    for (worker, boot_id), blocks in state.blocks.items():
+        for index in blocks.page_indices():
+            yield BlockPage(state.last, worker, boot_id, index, blocks.page(index))
+
+
+def _num_blocks(record: Record) -> int:
+    return sum(len(delta.published) + len(delta.unpublished) for delta in record.blocks)

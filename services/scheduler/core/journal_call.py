@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from services.scheduler.core.block_map import BlockPage
 from services.scheduler.core.record import BlockDelta, DecodeColumns, StoredRequest
 from tessera.values.identity import Epoch
 from tessera.values.request import Submission
@@ -30,21 +31,34 @@ class FoldedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class LogEntry:
+    """What the log tells of one record.
+
+    Columns that are no key name the same requests as the columns in the log before them, each with its next token: a store need not keep
+    ids and offsets of those. The first columns of a generation's log are a key.
+    """
+
+    decoded: DecodeColumns | None = None
+    is_key: bool = False
+    blocks: tuple[BlockDelta, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Append:
     """Records `first` to `last`, in the form the store keeps them.
 
-    Entry i of `log` is what record `first + i` says in columns; all else is the net effect of the call. `submissions` are those of
-    new requests, `requests` are as of record `last`. Log entries below `log_from` are needed no more:
-    every request in them is stored whole as of a later record.
+    Entry i of `log` is of record `first + i`; all else is the net effect of the call. `submissions` are those of
+    new requests, `requests` and `pages` are as of record `last`. Log entries below `log_from` are needed no more:
+    every request and page of blocks in them is stored whole as of a later record.
     """
 
     generation: Generation
     first: int
-    log: tuple[DecodeColumns | None, ...]
+    log: tuple[LogEntry, ...]
     submissions: tuple[Submission, ...]
     requests: tuple[FoldedRequest, ...]
     forgotten: tuple[bytes, ...]
-    blocks: tuple[BlockDelta, ...]
+    pages: tuple[BlockPage, ...]
     log_from: int
 
     @property
@@ -62,11 +76,11 @@ class BeginRewrite:
 
 @dataclass(frozen=True, slots=True)
 class RewriteChunk:
-    """A piece of the state: whole requests, submissions included, and prefix-cache entries."""
+    """A piece of the state: whole requests, submissions included, and pages of prefix-cache entries."""
 
     generation: Generation
     requests: tuple[FoldedRequest, ...]
-    blocks: tuple[BlockDelta, ...]
+    pages: tuple[BlockPage, ...]
 
 
 @dataclass(frozen=True, slots=True)

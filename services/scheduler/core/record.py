@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_manager.published_block import PublishedBlock
+from kv_manager.published_blocks import PublishedBlocks
+from services.scheduler.core.block_map import BlockMap
 from services.scheduler.core.sequence_status import SequenceStatus
 from tessera.values.finish import Finish
 from tessera.values.request import RequestTimings, Submission
@@ -170,7 +172,7 @@ class StoredState:
 
     last: int = 0
     requests: dict[bytes, StoredRequest] = field(default_factory=dict)
-    blocks: dict[tuple[str, bytes], dict[int, PublishedBlock]] = field(default_factory=dict)
+    blocks: dict[tuple[str, bytes], BlockMap] = field(default_factory=dict)
 
     def apply(self, record: Record) -> None:
         """Apply one record; a record at or below `last` is a no-op."""
@@ -210,11 +212,7 @@ class StoredState:
         boot = (delta.worker, delta.boot_id)
         if boot not in self.blocks:  # a worker has one boot at a time: entries of the one before are void
             self._void_boots(delta.worker)
-        held = self.blocks.setdefault(boot, {})
-        for block_id in delta.unpublished:
-            held.pop(block_id, None)
-        for block in delta.published:
-            held[block.block_id] = block
+        self.blocks.setdefault(boot, BlockMap()).apply(PublishedBlocks.of(delta.published), delta.unpublished)
 
     def _void_boots(self, worker: str) -> None:
         for boot in [key for key in self.blocks if key[0] == worker]:

@@ -174,8 +174,9 @@ def _drop(item: _LiveSlot, finish: Finish | None) -> SlotToDrop:
 
 def _recovered_worker(worker: str, report: WorkerReport, stored: StoredState) -> RecoveredWorker:
     boot_id = report.description.boot_id
-    recorded = stored.blocks.get((worker, boot_id), {}).values()
-    return RecoveredWorker(worker, boot_id, report.last_step + 1, held_blocks(report, recorded))
+    recorded = stored.blocks.get((worker, boot_id))
+    published = held_blocks(report, () if recorded is None else recorded.values())
+    return RecoveredWorker(worker, boot_id, report.last_step + 1, published)
 
 
 def _output_of(slot: SlotReport | DroppedSlot) -> Tokens:

@@ -1,20 +1,24 @@
-"""Journal values <-> the bytes that Redis keeps: protobuf messages of `tessera.scheduler.v1`, prefix-cache entries, and keys of hash fields.
+"""Journal values <-> the bytes that Redis keeps: protobuf messages of `tessera.scheduler.v1` for requests, packed columns for what comes with
+every step (messages of that would cost a fifth of what it may), and names of hash fields.
 
 `*_from_bytes` raises MalformedMessage or protobuf's DecodeError for bytes no scheduler wrote.
 """
 
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from kv_manager.published_block import PublishedBlock
+from kv_manager.published_blocks import PublishedBlocks, Rows, entry_dtype
 from services.scheduler.convert import submission_from_proto, submission_to_proto
-from services.scheduler.core.journal_call import FoldedRequest
-from services.scheduler.core.record import Arrival, DecodeColumns, StoredRequest
+from services.scheduler.core.block_map import BlockPage
+from services.scheduler.core.journal_call import FoldedRequest, LogEntry
+from services.scheduler.core.record import Arrival, BlockDelta, DecodeColumns, StoredRequest
 from services.scheduler.core.sequence_status import SequenceStatus
-from services.worker.convert import MalformedMessage, column_from_bytes, column_to_bytes, finish_from_proto, finish_to_proto
+from services.worker.convert import MalformedMessage, column_from_bytes, finish_from_proto, finish_to_proto
 from tessera.scheduler.v1 import journal_pb2, session_pb2
 from tessera.values.identity import INSTANCE_ID_BYTES, REQUEST_ID_BYTES
 from tessera.values.request import RequestTimings, Submission
@@ -29,9 +33,11 @@ _STATUS_TO_PROTO = {
     SequenceStatus.FINISHED: journal_pb2.REQUEST_STATUS_FINISHED,
 }
 _STATUS_FROM_PROTO = {number: status for status, number in _STATUS_TO_PROTO.items()}
-_BLOCK_ID_BYTES = 4
-_BLOCK_HEAD = "<QQQ?I"
-_BLOCK_HEAD_BYTES = struct.calcsize(_BLOCK_HEAD)
+_INDEX_BYTES = 4
+_PAGE_HEAD = struct.Struct("<QHH")
+_COLUMNS, _KEY = 1, 2
+_COLUMNS_HEAD = struct.Struct("<II")
+_DELTA_HEAD = struct.Struct("<HHII")
 
 
 def submission_to_bytes(submission: Submission) -> bytes:
@@ -87,82 +93,124 @@ def request_from_bytes(data: bytes, submission: Submission) -> FoldedRequest:
     return FoldedRequest(message.as_of, request)
 
 
-def columns_to_bytes(columns: DecodeColumns | None) -> bytes:
-    """A log entry; empty where the record has no columns."""
-    if columns is None:
-        return b""
-    message = journal_pb2.DecodeColumns(
-        request_ids=b"".join(columns.request_ids),
-        token_offsets=column_to_bytes(columns.token_offsets),
-        token_ids=column_to_bytes(columns.token_ids),
-        grown_rows=column_to_bytes(columns.grown_rows),
-        table_offsets=column_to_bytes(columns.table_offsets),
-        block_ids=column_to_bytes(columns.block_ids),
-    )
-    return message.SerializeToString()
+def page_to_field(page: BlockPage) -> tuple[bytes, bytes]:
+    """Field and value of a page. The field is its index as 4 little-endian bytes, then the boot id; the value as of which record it is (8
+    bytes), block size and length of the worker's name (2 each), that name in UTF-8, and the entries' rows.
 
-
-def columns_from_bytes(data: bytes) -> DecodeColumns | None:
-    """The columns of a log entry; None where its record has none. Their arrays are read-only."""
-    if not data:
-        return None
-    message = journal_pb2.DecodeColumns.FromString(data)
-    ids = message.request_ids
-    columns = DecodeColumns(
-        request_ids=tuple(ids[i : i + REQUEST_ID_BYTES] for i in range(0, len(ids), REQUEST_ID_BYTES)),
-        token_offsets=column_from_bytes(message.token_offsets, "token_offsets"),
-        token_ids=column_from_bytes(message.token_ids, "token_ids"),
-        grown_rows=column_from_bytes(message.grown_rows, "grown_rows"),
-        table_offsets=column_from_bytes(message.table_offsets, "table_offsets"),
-        block_ids=column_from_bytes(message.block_ids, "block_ids"),
-    )
-    rows, grown = len(ids) / REQUEST_ID_BYTES, len(columns.grown_rows)
-    if not (
-        rows == len(columns.token_offsets) == len(columns.token_ids)
-        and grown == len(columns.table_offsets) == len(columns.block_ids)
-    ):
-        raise MalformedMessage(f"log entry: columns of different lengths for {rows} requests and {grown} blocks")
-    return columns
-
-
-def block_keys(boot_id: bytes, block_ids: Iterable[int]) -> list[bytes]:
-    """Fields of prefix-cache entries: block id as 4 little-endian bytes, then the boot id.
-
-    20 bytes on purpose: of strings of 32 and more Lua hashes only some bytes, and a script that is handed thousands of keys which
+    20 bytes on purpose: of strings of 32 and more Lua hashes only some bytes, and a script that is handed thousands of fields which
     differ in the others takes seconds.
     """
-    return [block_id.to_bytes(_BLOCK_ID_BYTES, "little") + boot_id for block_id in block_ids]
+    worker, rows = page.worker.encode(), page.entries.rows
+    head = _PAGE_HEAD.pack(page.as_of, _block_size(rows), len(worker))
+    return page.index.to_bytes(_INDEX_BYTES, "little") + page.boot_id, head + worker + rows.tobytes()
 
 
-def blocks_to_fields(worker: str, boot_id: bytes, blocks: Sequence[PublishedBlock]) -> list[bytes]:
-    """Field, value, field, value, ... of prefix-cache entries of one boot of a worker.
-
-    A value is, little-endian: digest, parent (0 where there is none) and step, 8 bytes each; whether there is a parent, 1 byte; number of
-    token ids, 4 bytes; the ids, 4 bytes each; the worker's address in UTF-8. No protobuf: a step of 256 sequences publishes 16 blocks,
-    and messages would cost a fifth of what it may.
-    """
-    address = worker.encode()
-    fields: list[bytes] = []
-    for key, block in zip(block_keys(boot_id, (block.block_id for block in blocks)), blocks, strict=True):
-        ids, parent = block.token_ids, block.parent
-        head = (block.digest, parent or 0, block.published_step, parent is not None, len(ids))
-        fields += (key, struct.pack(f"{_BLOCK_HEAD}{len(ids)}i", *head, *ids) + address)
-    return fields
-
-
-def block_from_bytes(key: bytes, data: bytes) -> tuple[str, bytes, PublishedBlock]:
-    """Worker, boot id and entry from a field and its value."""
+def page_from_field(field: bytes, data: bytes) -> BlockPage:
+    """The page of a field and its value."""
     try:
-        digest, parent, step, has_parent, count = struct.unpack_from(_BLOCK_HEAD, data)
-        token_ids = struct.unpack_from(f"<{count}i", data, _BLOCK_HEAD_BYTES)
-        worker = data[_BLOCK_HEAD_BYTES + 4 * count :].decode()
-    except (struct.error, UnicodeDecodeError) as error:
-        raise MalformedMessage(f"prefix-cache entry: {error}") from error
-    if len(key) != _BLOCK_ID_BYTES + INSTANCE_ID_BYTES:
-        raise MalformedMessage(f"prefix-cache entry: a key of {len(key)} bytes")
-    block_id = int.from_bytes(key[:_BLOCK_ID_BYTES], "little")
-    block = PublishedBlock(block_id, digest, parent if has_parent else None, token_ids, step)
-    return worker, key[_BLOCK_ID_BYTES:], block
+        as_of, block_size, worker_len = _PAGE_HEAD.unpack_from(data)
+        start = _PAGE_HEAD.size + worker_len
+        worker = data[_PAGE_HEAD.size : start].decode()
+        rows = np.frombuffer(data, entry_dtype(block_size), offset=start)
+    except (struct.error, ValueError) as error:
+        raise MalformedMessage(f"page of blocks: {error}") from error
+    if len(field) != _INDEX_BYTES + INSTANCE_ID_BYTES:
+        raise MalformedMessage(f"page of blocks: a field of {len(field)} bytes")
+    index = int.from_bytes(field[:_INDEX_BYTES], "little")
+    return BlockPage(as_of, worker, field[_INDEX_BYTES:], index, PublishedBlocks(rows))
+
+
+def log_to_bytes(entry: LogEntry) -> bytes:
+    """A log entry; empty where the record changes neither columns nor blocks.
+
+    Little-endian: what follows (`_COLUMNS`, `_KEY`), 1 byte; of columns the numbers of requests and grown rows, 4 each, for a key ids (16
+    each) and offsets, then tokens, grown rows, table offsets and block ids, 4 each. Then for each boot of a worker lengths of its name
+    and blocks, 2 each, numbers of unpublished blocks and of rows, 4 each, name, boot id, unpublished block ids, rows.
+    """
+    columns = entry.decoded
+    if columns is None and not entry.blocks:
+        return b""
+    parts = [bytes((0 if columns is None else _COLUMNS | _KEY * entry.is_key,))]
+    if columns is not None:
+        parts.append(_COLUMNS_HEAD.pack(len(columns.request_ids), len(columns.grown_rows)))
+        if entry.is_key:
+            parts += (b"".join(columns.request_ids), _int32(columns.token_offsets))
+        tail = (columns.token_ids, columns.grown_rows, columns.table_offsets, columns.block_ids)
+        parts += [_int32(column) for column in tail]
+    for delta in entry.blocks:
+        worker, rows = delta.worker.encode(), PublishedBlocks.of(delta.published).rows
+        parts.append(_DELTA_HEAD.pack(len(worker), _block_size(rows), len(delta.unpublished), len(rows)))
+        parts += (worker, delta.boot_id, np.array(delta.unpublished, "<i4").tobytes(), rows.tobytes())
+    return b"".join(parts)
+
+
+def log_from_bytes(log: Iterable[bytes]) -> list[LogEntry]:
+    """The entries of a log, from its first on. Their arrays are read-only."""
+    entries: list[LogEntry] = []
+    before: DecodeColumns | None = None
+    for data in log:
+        try:
+            entry = _Reader(data).log_entry(before) if data else LogEntry()
+        except (struct.error, ValueError) as error:
+            raise MalformedMessage(f"log entry: {error}") from error
+        before = entry.decoded or before
+        entries.append(entry)
+    return entries
+
+
+class _Reader:
+    """Takes one log entry apart. Raises struct.error or ValueError where it is not one."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def log_entry(self, before: DecodeColumns | None) -> LogEntry:
+        """The whole; `before` are the columns before it in the log."""
+        (flags,) = self._bytes(1)
+        columns = self._columns(bool(flags & _KEY), before) if flags & _COLUMNS else None
+        deltas = []
+        while self._at < len(self._data):
+            deltas.append(self._delta())
+        return LogEntry(columns, bool(flags & _KEY), tuple(deltas))
+
+    def _columns(self, is_key: bool, before: DecodeColumns | None) -> DecodeColumns:
+        num_rows, num_grown = _COLUMNS_HEAD.unpack(self._bytes(_COLUMNS_HEAD.size))
+        if is_key:
+            ids = self._bytes(num_rows * REQUEST_ID_BYTES)
+            request_ids = tuple(ids[i : i + REQUEST_ID_BYTES] for i in range(0, len(ids), REQUEST_ID_BYTES))
+            token_offsets = self._array("<i4", num_rows)
+        elif before is not None and len(before.request_ids) == num_rows:
+            request_ids, token_offsets = before.request_ids, before.token_offsets + np.int32(1)
+        else:
+            raise ValueError(f"{num_rows} tokens of requests that are not named before")
+        grown = (self._array("<i4", num_grown) for _ in range(3))
+        return DecodeColumns(request_ids, token_offsets, self._array("<i4", num_rows), *grown)
+
+    def _delta(self) -> BlockDelta:
+        head = _DELTA_HEAD.unpack(self._bytes(_DELTA_HEAD.size))
+        worker_len, block_size, num_unpublished, num_rows = head
+        worker, boot_id = self._bytes(worker_len).decode(), self._bytes(INSTANCE_ID_BYTES)
+        unpublished = tuple(self._array("<i4", num_unpublished).tolist())
+        return BlockDelta(worker, boot_id, PublishedBlocks(self._array(entry_dtype(block_size), num_rows)), unpublished)
+
+    def _bytes(self, count: int) -> bytes:
+        start, self._at = self._at, self._at + count
+        if self._at > len(self._data):
+            raise ValueError(f"{len(self._data)} bytes, cut off")
+        return self._data[start : self._at]
+
+    def _array(self, dtype: Any, count: int) -> npt.NDArray[Any]:
+        return np.frombuffer(self._bytes(count * np.dtype(dtype).itemsize), dtype)
+
+
+def _block_size(rows: Rows) -> int:
+    size: int = rows.dtype["token_ids"].shape[0]
+    return size
+
+
+def _int32(column: npt.NDArray[np.int32]) -> bytes:
+    return column.astype("<i4", copy=False).tobytes()
 
 
 def _column(values: "array[int]") -> bytes:
@@ -170,4 +218,6 @@ def _column(values: "array[int]") -> bytes:
 
 
 def _array(data: bytes, field: str) -> "array[int]":
-    return array("i", column_from_bytes(data, field).tolist())
+    values = array("i")
+    values.frombytes(column_from_bytes(data, field).astype(np.intc, copy=False).tobytes())
+    return values

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from kv_manager.published_block import PublishedBlock
+from services.scheduler.core.block_map import BlockPage
 from services.scheduler.core.folded_log import read_back
 from services.scheduler.core.journal_call import (
     Append,
@@ -17,10 +17,11 @@ from services.scheduler.core.journal_call import (
     Generation,
     JournalCall,
     JournalReply,
+    LogEntry,
     OlderEpoch,
     RewriteChunk,
 )
-from services.scheduler.core.record import BlockDelta, DecodeColumns, StoredState
+from services.scheduler.core.record import StoredState
 from services.scheduler.store.port import (
     JOURNAL_FORMAT,
     EpochMoved,
@@ -47,20 +48,16 @@ class _Side:
 
     generation: Generation | None = None
     last: int = 0
-    log: list[DecodeColumns | None] = field(default_factory=list)
+    log: list[LogEntry] = field(default_factory=list)
     requests: dict[bytes, FoldedRequest] = field(default_factory=dict)
-    blocks: dict[tuple[str, bytes, int], PublishedBlock] = field(default_factory=dict)
+    pages: dict[tuple[str, bytes, int], BlockPage] = field(default_factory=dict)
 
-    def put(self, requests: Iterable[FoldedRequest], blocks: Iterable[BlockDelta]) -> None:
+    def put(self, requests: Iterable[FoldedRequest], pages: Iterable[BlockPage]) -> None:
         self.requests.update((folded.request_id, folded) for folded in requests)
-        for boot in blocks:
-            for block_id in boot.unpublished:
-                self.blocks.pop((boot.worker, boot.boot_id, block_id), None)
-            for block in boot.published:
-                self.blocks[boot.worker, boot.boot_id, block.block_id] = block
+        self.pages.update(((page.worker, page.boot_id, page.index), page) for page in pages)
 
     def copy(self) -> "_Side":
-        return replace(self, log=self.log[:], requests=self.requests.copy(), blocks=self.blocks.copy())
+        return replace(self, log=self.log[:], requests=self.requests.copy(), pages=self.pages.copy())
 
 
 class MemoryStore:
@@ -150,10 +147,7 @@ class MemoryStore:
         if side is None:
             return StoredJournal(None, StoredState())
         folded = {key: FoldedRequest(item.as_of, item.request.copy()) for key, item in side.requests.items()}
-        blocks: dict[tuple[str, bytes], dict[int, PublishedBlock]] = {}
-        for (worker, boot_id, block_id), block in side.blocks.items():
-            blocks.setdefault((worker, boot_id), {})[block_id] = block
-        return StoredJournal(side.generation, read_back(side.last, side.log, folded, blocks))
+        return StoredJournal(side.generation, read_back(side.last, side.log, folded, side.pages.values()))
 
     @property
     def log_len(self) -> int:
@@ -197,7 +191,7 @@ class MemoryStore:
         side.log.extend(call.log[side.last + 1 - call.first :])
         side.last = call.last
         del side.log[: max(0, call.log_from - (side.last - len(side.log) + 1))]
-        side.put(call.requests, call.blocks)
+        side.put(call.requests, call.pages)
         for request_id in call.forgotten:
             side.requests.pop(request_id, None)
         return Applied(side.last)
@@ -216,7 +210,7 @@ class MemoryStore:
             return Failed(f"generation {call.generation} is not begun")
         if self.is_full:
             return Failed(_FULL)
-        side.put(call.requests, call.blocks)
+        side.put(call.requests, call.pages)
         return Applied(0 if self._complete is None else self._complete.last)
 
     def _end(self, epoch: Epoch, generation: Generation, last: int) -> JournalReply:

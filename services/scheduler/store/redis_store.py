@@ -6,7 +6,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from kv_manager.published_block import PublishedBlock
+from services.scheduler.core.block_map import BlockPage
 from services.scheduler.core.folded_log import read_back
 from services.scheduler.core.journal_call import (
     Append,
@@ -22,16 +22,15 @@ from services.scheduler.core.journal_call import (
     OlderEpoch,
     RewriteChunk,
 )
-from services.scheduler.core.record import BlockDelta, StoredState
+from services.scheduler.core.record import StoredState
 from services.scheduler.store import scripts
 from services.scheduler.store.journal_codec import (
     REQUEST_TAG,
     SUBMISSION_TAG,
-    block_from_bytes,
-    block_keys,
-    blocks_to_fields,
-    columns_from_bytes,
-    columns_to_bytes,
+    log_from_bytes,
+    log_to_bytes,
+    page_from_field,
+    page_to_field,
     request_from_bytes,
     request_to_bytes,
     submission_from_bytes,
@@ -227,11 +226,8 @@ class RedisStore:
                 if key[1:] not in submissions:
                     raise MalformedMessage(f"stored request {key[1:].hex()} has no submission")
                 folded[key[1:]] = request_from_bytes(data, submissions[key[1:]])
-        blocks: dict[tuple[str, bytes], dict[int, PublishedBlock]] = {}
-        for key, data in (await self._scan(blocks_key)).items():
-            worker, boot_id, block = block_from_bytes(key, data)
-            blocks.setdefault((worker, boot_id), {})[block.block_id] = block
-        return read_back(last, [columns_from_bytes(data) for data in log], folded, blocks)
+        pages = [page_from_field(field, data) for field, data in (await self._scan(blocks_key)).items()]
+        return read_back(last, log_from_bytes(log), folded, pages)
 
     async def _scan(self, key: bytes) -> dict[bytes, bytes]:
         fields: dict[bytes, bytes] = {}
@@ -268,18 +264,16 @@ def _encode(call: JournalCall) -> tuple[str, list[bytes | int]]:
     """The script of `call`, and its arguments after the generation."""
     match call:
         case Append():
-            log = [columns_to_bytes(columns) for columns in call.log]
+            log = [log_to_bytes(entry) for entry in call.log]
             deleted = [tag + request_id for request_id in call.forgotten for tag in (SUBMISSION_TAG, REQUEST_TAG)]
-            published = [field for delta in call.blocks for field in _block_fields(delta)]
-            unpublished = [key for delta in call.blocks for key in block_keys(delta.boot_id, delta.unpublished)]
-            lists = [log, _request_fields(call.submissions, call.requests), deleted, published, unpublished]
+            lists = [log, _request_fields(call.submissions, call.requests), deleted, _page_fields(call.pages)]
             return scripts.APPEND, [call.first, call.log_from, *_counted(lists)]
         case BeginRewrite():
             return scripts.BEGIN, []
         case RewriteChunk():
             submissions = [folded.request.submission for folded in call.requests]
-            published = [field for delta in call.blocks for field in _block_fields(delta)]
-            return scripts.CHUNK, _counted([_request_fields(submissions, call.requests), published])
+            lists = [_request_fields(submissions, call.requests), _page_fields(call.pages)]
+            return scripts.CHUNK, _counted(lists)
         case EndRewrite():
             return scripts.END, [call.last]
 
@@ -301,5 +295,5 @@ def _request_fields(submissions: Iterable[Submission], requests: Iterable[Folded
     return fields
 
 
-def _block_fields(delta: BlockDelta) -> list[bytes]:
-    return blocks_to_fields(delta.worker, delta.boot_id, delta.published)
+def _page_fields(pages: Iterable[BlockPage]) -> list[bytes]:
+    return [part for page in pages for part in page_to_field(page)]

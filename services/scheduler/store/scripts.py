@@ -1,6 +1,6 @@
 """The Lua scripts that change and read one scheduler group's state. They run on Redis 6.2 and later, and on Valkey.
 
-Keys, all with one hash tag: KEYS[1] is the group's hash `meta`. Scripts of the journal have in KEYS[2..4] log, requests and blocks of
+Keys, all with one hash tag: KEYS[1] is the group's hash `meta`. Scripts of the journal have in KEYS[2..4] log, requests and pages of
 side a, in KEYS[5..7] those of side b: one side is complete and is what readers see; a rewrite fills the other. Scripts
 of the lease have in KEYS[2] the key that expires when its holder does not renew it.
 
@@ -60,8 +60,8 @@ end
 APPEND = (
     _PRELUDE
     + """
--- ARGV: epoch, instance, generation, counter, first record, log_from, then five lists, each after its length:
--- log entries, request fields and values, request fields to delete, block fields and values, block fields to delete
+-- ARGV: epoch, instance, generation, counter, first record, log_from, then four lists, each after its length:
+-- log entries, request fields and values, request fields to delete, page fields and values
 local first, log_from, entries = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local last = tonumber(LAST)
 if EPOCH ~= epoch or not SIDE or COMPLETE ~= ARGV[3] .. '.' .. ARGV[4] or first > last + 1 then return {'gap', LAST} end
@@ -73,7 +73,7 @@ each('RPUSH', log, 8 + known, entries - known)
 local drop = log_from - (new_last - redis.call('LLEN', log) + 1)
 if drop > 0 then redis.call('LTRIM', log, drop, -1) end
 local at = 8 + entries
-for _, list in ipairs({{'HSET', requests}, {'HDEL', requests}, {'HSET', blocks}, {'HDEL', blocks}}) do
+for _, list in ipairs({{'HSET', requests}, {'HDEL', requests}, {'HSET', blocks}}) do
   local count = tonumber(ARGV[at])
   each(list[1], list[2], at + 1, count)
   at = at + 1 + count
@@ -106,7 +106,7 @@ return {'ok', LAST}
 CHUNK = (
     _PRELUDE
     + """
--- ARGV: epoch, instance, generation, counter, then two lists, each after its length: request fields and values, block fields and values
+-- ARGV: epoch, instance, generation, counter, then two lists, each after its length: request fields and values, page fields and values
 if EPOCH ~= epoch or BEGUN ~= ARGV[3] .. '.' .. ARGV[4] then
   return {'refused', 'generation ' .. ARGV[3] .. '.' .. ARGV[4] .. ' is not begun'}
 end

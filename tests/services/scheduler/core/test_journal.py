@@ -4,9 +4,18 @@ import numpy as np
 import pytest
 
 from kv_manager.published_block import PublishedBlock
+from services.scheduler.core.block_map import PAGE_BLOCKS, BlockPage
 from services.scheduler.core.changes import Changes
-from services.scheduler.core.folded_log import FOLD_CYCLE, RUN_LEN_MAX
-from services.scheduler.core.journal import RECORDS_PER_CALL_MAX, RETRY_US_MAX, RETRY_US_MIN, Journal, WorkerStep
+from services.scheduler.core.folded_log import FOLD_CYCLE, KEY_CYCLE, RUN_LEN_MAX
+from services.scheduler.core.journal import (
+    BLOCKS_PER_RECORD_MAX,
+    CHUNK_PAGES_MAX,
+    RECORDS_PER_CALL_MAX,
+    RETRY_US_MAX,
+    RETRY_US_MIN,
+    Journal,
+    WorkerStep,
+)
 from services.scheduler.core.journal_call import (
     Append,
     Applied,
@@ -27,7 +36,7 @@ from tessera.values.identity import Epoch
 from tessera.values.request import Submission
 from tessera.values.sampling import SamplingParams
 
-A, B = b"a" * 16, b"b" * 16
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 WAIT_US = 200_000
 NONE = np.zeros(0, np.int32)
 
@@ -325,7 +334,7 @@ def test_of_a_removed_worker_nothing_is_remembered() -> None:
         journal.add(decode(2 * number + 1, A), 0, WorkerStep(worker, boot, 7))
         journal.add(Changes(removed_workers=(worker,)), 0)
         while (call := journal.next_call(0)) is not None:
-            assert not (isinstance(call, RewriteChunk) and call.blocks), "its blocks are written again"
+            assert not (isinstance(call, RewriteChunk) and call.pages), "its blocks are written again"
             journal.on_reply(Applied(journal.last_record), 0)
         assert journal.durable_step(worker, boot) == 0
     assert not journal._durable_steps and not journal._boots and not journal._folder.state().blocks
@@ -360,11 +369,107 @@ def test_a_new_boot_of_a_worker_makes_it_owe_a_rewrite(is_known: bool) -> None:
     assert isinstance(take(journal), BeginRewrite if is_known else Append)
 
 
-def test_block_changes_of_one_call_are_told_once() -> None:
+def test_a_whole_cache_is_told_by_a_rewrite() -> None:
+    """One record of that size would hold up the store, and every record behind it."""
+    journal = opened(begin(A))
+    few = tuple(PublishedBlock(i, i, None, (1, 2), 3) for i in range(BLOCKS_PER_RECORD_MAX))
+    many = (*few, PublishedBlock(len(few), 5, None, (1, 2), 3))
+    journal.add(Changes(blocks=(BlockDelta("w", b"1" * 16, few, ()),)), 0)
+    journal.on_reply(Applied(take_append(journal).last), 0)
+    journal.add(Changes(blocks=(BlockDelta("v", b"2" * 16, many, ()),)), 0)
+    assert isinstance(take(journal), BeginRewrite)
+    journal.on_reply(Applied(0), 0)
+    largest = 0
+    while (call := journal.next_call(0)) is not None:
+        if isinstance(call, RewriteChunk):
+            largest = max(largest, len(call.pages))
+        journal.on_reply(Applied(journal.last_record), 0)
+    assert call is None and largest == CHUNK_PAGES_MAX
+
+
+def test_changed_pages_are_written_whole_once_per_cycle() -> None:
     journal = opened(begin(A))
     boot = b"1" * 16
-    one, two = PublishedBlock(1, 2, None, (1, 2), 3), PublishedBlock(1, 5, None, (7, 8), 4)
-    for published, unpublished in (((one,), (4,)), ((), (1,)), ((two,), ())):
-        journal.add(Changes(blocks=(BlockDelta("w", boot, published, unpublished),)), 0)
-    (delta,) = take_append(journal).blocks
-    assert (delta.published, delta.unpublished) == ((two,), (4,))
+    written: list[BlockPage] = []
+    for offset in range(2 * FOLD_CYCLE):
+        block = PublishedBlock(offset % (4 * PAGE_BLOCKS), offset, None, (1, 2), offset)
+        changes = decode(offset, A)
+        journal.add(Changes(blocks=(BlockDelta("w", boot, (block,), ()),), decoded=changes.decoded), 0)
+        append = take_append(journal)
+        journal.on_reply(Applied(append.last), 0)
+        assert append.log[0].blocks[0].published == (block,)
+        assert append.last - append.log_from < FOLD_CYCLE + RUN_LEN_MAX + KEY_CYCLE
+        written += append.pages
+    assert 4 <= len(written) <= 12
+    for page in written:
+        steps = [entry.published_step for entry in page.entries]
+        assert max(steps, default=0) <= page.as_of - 42 and all(
+            entry.block_id // PAGE_BLOCKS == page.index for entry in page.entries
+        )
+
+
+def test_a_page_without_entries_is_written_as_such() -> None:
+    """The log may still tell of the entries that it had."""
+    journal = opened(begin(A))
+    block, boot = PublishedBlock(1, 2, None, (1, 2), 3), b"1" * 16
+    journal.add(Changes(blocks=(BlockDelta("w", boot, (block,), ()),)), 0)
+    journal.on_reply(Applied(take_append(journal).last), 0)
+    journal.add(Changes(blocks=(BlockDelta("w", boot, (), (1,)),), forgotten=(A,)), 0)
+    (page,) = take_append(journal).pages
+    assert (page.index, page.as_of, len(page.entries)) == (0, 43, 0)
+
+
+def test_when_nobody_runs_no_log_is_left() -> None:
+    journal = opened(begin(A))
+    block = PublishedBlock(1, 2, None, (1, 2), 3)
+    for offset in range(5):
+        changes = decode(offset, A)
+        journal.add(Changes(blocks=(BlockDelta("w", b"1" * 16, (block,), ()),), decoded=changes.decoded), 0)
+        journal.on_reply(Applied(take_append(journal).last), 0)
+    journal.add(Changes(forgotten=(A,)), 0)
+    append = take_append(journal)
+    assert append.log_from == append.last + 1 and [page.index for page in append.pages] == [0]
+
+
+def test_steady_columns_name_their_requests_once_in_a_while() -> None:
+    journal = opened(begin(A), begin(B))
+    keys = []
+    for offset in range(3 * KEY_CYCLE):
+        journal.add(decode(offset, A, B), 0)
+        append = take_append(journal)
+        journal.on_reply(Applied(append.last), 0)
+        keys += [append.last] * append.log[0].is_key
+        assert any(key <= append.log_from for key in keys), "what follows in the log cannot be read"
+    assert keys == [42, *(number for number in range(43, 42 + 3 * KEY_CYCLE) if number % KEY_CYCLE == 0)]
+
+
+@pytest.mark.parametrize(
+    ("between", "then"),
+    [
+        ((), decode(1, A)),
+        ((), decode(2, A, B)),
+        ((), decode(1, B, A)),
+        ((Changes((begin(C),)),), decode(1, A, B)),
+        ((Changes(forgotten=(C,)),), decode(1, A, B)),
+    ],
+    ids=["other requests", "another offset", "another order", "a request changed between", "one was forgotten between"],
+)
+def test_columns_that_do_not_just_follow_are_a_key(between: tuple[Changes, ...], then: Changes) -> None:
+    journal = opened(begin(A), begin(B), begin(C))
+    for changes in (decode(0, A, B), *between, then):
+        journal.add(changes, 0)
+    log = take_append(journal).log
+    assert [entry.is_key for entry in log if entry.decoded is not None] == [True, True]
+
+
+def test_columns_after_a_rewrite_are_a_key() -> None:
+    journal = opened(begin(A))
+    journal.add(decode(0, A), 0)
+    assert take_append(journal).log[0].is_key
+    journal.on_reply(Gap(0), 0)
+    journal.add(decode(1, A), 0)
+    while not isinstance(take(journal), EndRewrite):
+        journal.on_reply(Applied(0), 0)
+    journal.on_reply(Applied(43), 0)
+    journal.add(decode(2, A), 0)
+    assert take_append(journal).log[0].is_key

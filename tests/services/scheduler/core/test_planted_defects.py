@@ -30,7 +30,7 @@ def test_a_record_that_is_applied_twice(monkeypatch: pytest.MonkeyPatch) -> None
         assert side is not None
         side.log.extend(call.log)
         side.last += len(call.log)
-        side.put(call.requests, call.blocks)
+        side.put(call.requests, call.pages)
         return Applied(side.last)
 
     scenario = test_interleavings.test_a_script_applied_whose_reply_was_lost_and_that_is_tried_again
