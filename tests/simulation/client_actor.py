@@ -8,11 +8,11 @@ from tests.simulation.gateway_actor import Refusal, Resume, SimGateway
 from tests.simulation.workload import Answer, Ask
 from tests.simulation.world import Actor, End, Violation, World
 
-PING = 1_000_000
-SILENCE = 3_000_000
+PING = 500_000
+SILENCE = 1_500_000
 """A gateway that answers no ping for so long is given up."""
 
-RETRY = 200_000
+RETRY = 100_000
 
 
 class Manner(Enum):
@@ -149,4 +149,4 @@ class SimClient(Actor):
         else:
             end.close()
             self._gateway = self.world.rng.randrange(len(self._gateways))
-            self.later(self.world.rng.randrange(10_000, 1_500_000), self.start)
+            self.later(self.world.rng.randrange(10_000, 1_000_000), self.start)

@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.simulation.scheduler_actor import SimScheduler
 from tests.simulation.worker_actor import SimWorker
 
 if TYPE_CHECKING:
@@ -13,15 +14,30 @@ SECOND = 1_000_000
 HANG = 13 * SECOND
 """Longer than the least time after which a step is overdue."""
 
-KINDS = {
+KINDS: dict[str, tuple[str, ...]] = {
     "none": (),
-    "scheduler": ("kill leader", "kill scheduler", "pause leader", "pause scheduler", "break session"),
+    "scheduler": ("drain leader", "kill leader", "kill scheduler", "pause leader", "pause scheduler", "break session"),
     "gateway": ("kill gateway", "pause gateway", "break session", "break call"),
     "worker": ("kill worker", "pause worker", "break worker", "hang worker"),
-    "store": ("restart store", "empty store", "older store", "full store", "pause store"),
-    "cut": ("cut scheduler worker", "cut scheduler store", "cut scheduler gateway", "cut client gateway"),
+    "store": ("restart store", "empty store", "older store", "full store", "pause store", "break store"),
+    "cut": ("cut leader worker", "cut leader store", "cut scheduler store", "cut scheduler gateway", "cut client gateway"),
+    # What makes a store lag behind, and a takeover from there.
+    "lag": (
+        "kill leader",
+        "kill leader",
+        "pause leader",
+        "older store",
+        "full store",
+        "pause store",
+        "break store",
+        "cut leader store",
+    ),
+    # A leader that others think is gone.
+    "stale": ("pause leader", "cut leader store", "cut leader store", "cut leader worker", "cut leader gateway", "kill worker"),
+    # Requests that change workers, and a takeover then.
+    "moved": ("kill leader", "kill leader", "cut leader worker", "cut leader worker", "pause worker", "break worker"),
 }
-KINDS["all"] = tuple(kind for kinds in list(KINDS.values()) for kind in kinds)
+KINDS["all"] = tuple(dict.fromkeys(kind for group in list(KINDS) for kind in KINDS[group]))
 
 _SPARES = frozenset(KINDS["scheduler"])
 
@@ -47,12 +63,16 @@ class Fault:
 
 def draw_faults(rng: random.Random, kinds: tuple[str, ...], begin: int) -> tuple[Fault, ...]:
     """A few faults, some of them close to each other."""
+    if not kinds:
+        return ()
+    if rng.random() < 0.5:
+        kinds = tuple(rng.choice(kinds) for _ in range(rng.choice((1, 2, 2, 3))))
     faults = []
-    at = begin + rng.randrange(2 * SECOND)
-    for _ in range(rng.choice((1, 1, 2, 2, 3, 4)) if kinds else 0):
-        duration = rng.choice((rng.randrange(20_000, 600_000), rng.randrange(600_000, 6 * SECOND)))
+    at = begin + rng.randrange(SECOND)
+    for _ in range(rng.choice((1, 2, 2, 3, 4, 5))):
+        duration = rng.choice((rng.randrange(10_000, 300_000), rng.randrange(300_000, 3 * SECOND)))
         faults.append(Fault(at, rng.choice(kinds), rng.randrange(1 << 16), duration))
-        at += rng.choice((rng.randrange(60_000), rng.randrange(4 * SECOND)))
+        at += rng.choice((rng.randrange(60_000), rng.randrange(300_000), rng.randrange(2 * SECOND)))
     return tuple(faults)
 
 
@@ -60,7 +80,7 @@ def strike(fault: Fault, system: "System") -> None:
     """Let it happen."""
     verb, *what = fault.kind.split()
     duration = fault.duration
-    if what == ["store"]:
+    if what == ["store"] and verb != "break":
         _strike_store(verb, duration, system)
         return
     groups = {
@@ -77,7 +97,7 @@ def strike(fault: Fault, system: "System") -> None:
         system.world.cut(one, other, duration)
         return
     if verb == "break":
-        kinds = {"session": ("session",), "call": ("call",), "worker": ("execute", "attach")}[what[0]]
+        kinds = {"session": ("session",), "call": ("call",), "store": ("store",), "worker": ("execute", "attach")}[what[0]]
         ends = [end for actor in system.world.actors.values() for end in actor.ends if end.kind in kinds]
         if ends:
             end = ends[fault.victim % len(ends)]
@@ -89,6 +109,10 @@ def strike(fault: Fault, system: "System") -> None:
         return
     if verb == "kill":
         victim.crash(duration)
+    elif verb == "drain":
+        assert isinstance(victim, SimScheduler)
+        if not victim.is_paused:
+            victim.hand_over(duration)
     elif verb == "hang":
         assert isinstance(victim, SimWorker)
         victim.log("will HANG for", HANG)

@@ -17,11 +17,11 @@ from tests.simulation.store_actor import run_now
 from tests.simulation.workload import Ask, SimTokenizer
 from tests.simulation.world import Actor, End, Violation, World
 
-HEARTBEAT_MS = 500
+HEARTBEAT_MS = 250
 HEARTBEAT = 1000 * HEARTBEAT_MS
 SILENT_HEARTBEATS_MAX = 3
 RETRY_MIN, RETRY_MAX = 50_000, 1_000_000
-LEADER_WAIT = 10_000_000
+LEADER_WAIT = 5_000_000
 LEADER_POLL = 20_000
 
 

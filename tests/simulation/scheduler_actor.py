@@ -4,24 +4,21 @@ It does what the real shell does, in the same order: look, ask the workers' epoc
 gateways, join, lead; renew; after a pause say and hear nothing until the epoch is confirmed; deposed, stand by again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from services.scheduler.core.journal_call import Failed, OlderEpoch
+from services.scheduler.core.journal_call import OlderEpoch
 from services.scheduler.core.lease import LeaseHold, LeaseWatch, next_epoch
 from services.scheduler.core.record import StoredState
 from services.scheduler.core.recovered import Recovered
-from services.scheduler.core.recovery import GatewayClaim, join
-from services.scheduler.core.stop_rules import StopRules
 from services.scheduler.core.worker_loss import WorkerLoss
+from services.scheduler.gathering import Gathering
 from services.scheduler.leader import Leader
-from services.scheduler.store.port import EpochTaken, LeaseView, Renewed, StoredJournal
-from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
+from services.scheduler.store.port import EpochMoved, EpochTaken, LeaseView, Renewed, StoredJournal
+from tessera.values.batch import ScheduledBatchOutput
 from tessera.values.config import Config
-from tessera.values.finish import Finish
 from tessera.values.identity import NO_EPOCH, Epoch
 from tessera.values.report import WorkerReport
-from tessera.values.request import Submission
 from tessera.values.session import (
     Abort,
     Detach,
@@ -40,16 +37,20 @@ from tests.simulation.store_line import StoreLine
 from tests.simulation.worker_line import WorkerLine
 from tests.simulation.world import Actor, End, World
 
-LEASE_MS = 2000
+LEASE_MS = 1000
 LEASE = 1000 * LEASE_MS
-POLL = 100_000
-DESCRIBE_WAIT = 500_000
-HELLO_WAIT = 800_000
-REPORT_WAIT = 1_000_000
-TICK = 50_000
-HEARTBEAT = 500_000
-SESSION_SILENCE = 5_000_000
-STORE_RETRY = 200_000
+POLL = 50_000
+DESCRIBE_WAIT = 250_000
+HELLO_WAIT = 400_000
+REPORT_WAIT = 500_000
+PREPARE = 10_000
+TICK = 30_000
+HEARTBEAT = 250_000
+SESSION_SILENCE = 2_500_000
+STORE_RETRY = 100_000
+"""All times are about half of the real ones: what matters is how they compare with each other."""
+
+FLUSH_WAIT, FLUSH_POLL = 150_000, 2_000
 CHECK_EVERY = 8
 """After every so many events of a leader its parts are compared with each other."""
 
@@ -86,18 +87,19 @@ class SimSession:
 class Term:
     """One epoch of one scheduler. It can be over at any moment: whoever comes back later asks `is_over`."""
 
-    def __init__(self, epoch: Epoch, asked_at: int) -> None:
-        self.epoch = epoch
+    def __init__(self, epoch: Epoch, expected: frozenset[str], asked_at: int) -> None:
+        self.epoch, self.expected = epoch, expected
         self.hold = LeaseHold(LEASE, asked_at)
         self.began_at = asked_at
         self.is_over = False
+        self.is_renewing = False
         self.lines: dict[str, WorkerLine] = {}
-        self.reports: dict[str, WorkerReport] = {}
+        self.attached: set[str] = set()
+        self.gathering = Gathering()
         self.hellos: dict[SimSession, Hello] = {}
         self.stored: StoredState | None = None
         self.read_at = 0
         self.leader: Leader | None = None
-        self.deferred: list[Callable[[], None]] = []
         self.num_events = 0
 
 
@@ -129,50 +131,53 @@ class SimScheduler(Actor):
         if not isinstance(view, LeaseView):
             self._watch.missed()
         elif self._watch.saw(self.world.now, view.epoch, view.is_held, view.is_empty):
-            self._ask_workers(view.epoch)
+            self._ask_epochs(self._workers, lambda held: self._take(view.epoch, held))
             return
         self.later(POLL, self._look)
 
-    def _ask_workers(self, stored: Epoch) -> None:
-        """Their epochs, as far as they answer in time."""
-        held: list[Epoch] = []
-        waiting: set[str] = set()
-        done: list[bool] = []
+    def _ask_epochs(self, workers: Iterable[str], then: Callable[[dict[str, Epoch]], None]) -> None:
+        """What they have accepted, as far as they answer in time."""
+        held: dict[str, Epoch] = {}
+        ends: dict[str, End] = {}
+        is_done: list[bool] = []
 
         def go_on() -> None:
-            if not done:
-                done.append(True)
-                self._take(stored, tuple(held))
+            if not is_done:
+                is_done.append(True)
+                then(held)
 
-        for worker in self._workers:
+        def answered(worker: str, epoch: Epoch | None) -> None:
+            ends.pop(worker).close()
+            if epoch is not None:
+                held[worker] = epoch
+            if not ends:
+                go_on()
+
+        for worker in workers:
             end = self.world.connect(self, self.world.actors[worker], "describe")
-            if end is None:
-                continue
-            waiting.add(worker)
+            if end is not None:
+                ends[worker] = end
+                end.on_message = lambda epoch, worker=worker: answered(worker, epoch)
+                end.on_close = lambda worker=worker: answered(worker, None)
+                end.send(())
+        self.later(DESCRIBE_WAIT if ends else 0, go_on)
 
-            def answered(epoch: Epoch | None, worker: str = worker, end: End = end) -> None:
-                end.close()
-                if epoch is not None:
-                    held.append(epoch)
-                waiting.discard(worker)
-                if not waiting:
-                    go_on()
-
-            end.on_message = answered
-            end.on_close = lambda answered=answered: answered(None)
-            end.send(())
-        self.later(DESCRIBE_WAIT if waiting else 0, go_on)
-
-    def _take(self, stored: Epoch, held: tuple[Epoch, ...]) -> None:
-        epoch = next_epoch(stored, self._told, held, self.world.rng.randbytes(16))
-        asked_at = self.world.now
-        self._lease_line.call("take_epoch", (stored, epoch, LEASE_MS), lambda reply: self._took(epoch, asked_at, reply))
-
-    def _took(self, epoch: Epoch, asked_at: int, reply: Any) -> None:
-        if isinstance(reply, EpochTaken):
-            self._begin(Term(epoch, asked_at))
-        else:
+    def _take(self, stored: Epoch, held: dict[str, Epoch]) -> None:
+        if not held:
             self.later(POLL, self._look)
+            return
+        epoch = next_epoch(stored, self._told, tuple(held.values()), self.world.rng.randbytes(16))
+        self._watch.mine = epoch
+        term = Term(epoch, frozenset(held), self.world.now)
+        self._lease_line.call("take_epoch", (stored, epoch, LEASE_MS), lambda reply: self._took(term, reply))
+
+    def _took(self, term: Term, reply: Any) -> None:
+        if isinstance(reply, EpochTaken):
+            self._begin(term)
+            return
+        if not isinstance(reply, EpochMoved):
+            self._watch.missed()
+        self.later(POLL, self._look)
 
     # -- a term
 
@@ -184,79 +189,89 @@ class SimScheduler(Actor):
             self._say(session, Invite())
         for worker in self._workers:
             term.lines[worker] = WorkerLine(self, self, worker, term.epoch)
-        self.later(LEASE // 4, lambda: self._renew(term))
+        self._keep(term)
         self._prepare(term)
 
+    def _keep(self, term: Term) -> None:
+        """Renew the lease, now and for ever."""
+        if term.is_over:
+            return
+        self._renew(term)
+        self.later(LEASE // 4, lambda: self._keep(term))
+
     def _renew(self, term: Term) -> None:
-        if term.is_over:
+        """Look first: what the store has lost shows before it is written again."""
+        if term.is_over or term.is_renewing or self._lease_line.is_busy:
             return
-        if self._lease_line.is_busy:
-            self.later(LEASE // 40, lambda: self._renew(term))
-            return
+        term.is_renewing = True
+        asked_at = self._ask(term)
+        was_stored = term.leader is not None and term.leader.is_stored
+
+        def looked(view: Any) -> None:
+            if not isinstance(view, LeaseView):
+                renewed(None, view)
+                return
+            self._lease_line.call("renew", (term.epoch, LEASE_MS), lambda reply: renewed(view, reply))
+
+        def renewed(view: LeaseView | None, reply: Any) -> None:
+            if term.is_over:
+                return
+            term.is_renewing = False
+            if isinstance(reply, OlderEpoch):
+                self.told_older(reply.epoch)
+            elif view is None or not isinstance(reply, Renewed):
+                self._confirm_by_workers(term)
+            else:
+                if view.is_empty and was_stored and term.leader is not None:
+                    term.leader.store_was_emptied()
+                if view.epoch == term.epoch:
+                    self._confirm(term, asked_at)
+                else:
+                    self.log("stores its epoch again over", view.epoch.number)
+                    self._confirm_by_workers(term)
+
+        self._lease_line.call("look", (), looked)
+
+    def _ask(self, term: Term) -> int:
+        """The present moment, at which something is asked; a pause that ended before is seen first."""
         term.hold.may_speak(self.world.now)
-        asked_at = self.world.now
-        self._lease_line.call("renew", (term.epoch, LEASE_MS), lambda reply: self._renewed(term, asked_at, reply))
+        return self.world.now
 
-    def _renewed(self, term: Term, asked_at: int, reply: Any) -> None:
-        if term.is_over:
-            return
-        if isinstance(reply, OlderEpoch):
-            self.told_older(reply.epoch)
-            return
-        if isinstance(reply, Renewed):
-            self._confirmed(term, asked_at)
-        is_doubted = not term.hold.may_speak(self.world.now)
-        wait = LEASE // 40 if is_doubted or isinstance(reply, Failed) else LEASE // 4
-        self.later(wait, lambda: self._renew(term))
+    def _confirm_by_workers(self, term: Term) -> None:
+        asked_at = self._ask(term)
 
-    def _confirmed(self, term: Term, asked_at: int) -> None:
+        def told(held: dict[str, Epoch]) -> None:
+            if term.is_over:
+                return
+            for epoch in held.values():
+                if not term.epoch.supersedes(epoch):
+                    self.told_older(epoch)
+                    return
+            if term.epoch in held.values():
+                self._confirm(term, asked_at)
+
+        self._ask_epochs(sorted(term.attached), told)
+
+    def _confirm(self, term: Term, asked_at: int) -> None:
         term.hold.confirmed(asked_at)
-        while term.deferred and not term.is_over and term.hold.may_speak(self.world.now):
-            term.deferred.pop(0)()
+        for session in list(term.hellos):
+            self._greet(session)
+        self._wake_journal()
 
-    def _gated(self, event: Callable[[], None]) -> None:
-        """Do what happens to this term; after a pause only once its epoch is confirmed."""
-        term = self.term
-        assert term is not None
-        if term.deferred or not term.hold.may_speak(self.world.now):
-            if not term.deferred:
-                self._confirm(term)
-            term.deferred.append(event)
-            return
-        event()
-        leader = self.term.leader if self.term is not None else None
-        if leader is not None:
-            term.num_events += 1
-            if term.num_events % CHECK_EVERY == 0:
-                leader.scheduler.check_integrity()
+    def _may_speak(self, term: Term) -> bool:
+        return not term.is_over and term.hold.may_speak(self.world.now)
 
-    def _confirm(self, term: Term) -> None:
-        """Ask everybody who would know of a later epoch."""
-        self.log("was paused, and waits for a confirmation")
-        if not self._lease_line.is_busy:
-            asked_at = self.world.now
-            self._lease_line.call("renew", (term.epoch, LEASE_MS), lambda reply: self._renewed(term, asked_at, reply))
-        asked_at = self.world.now
-        for worker in self._workers:
-            end = self.world.connect(self, self.world.actors[worker], "describe")
-            if end is not None:
-                end.on_message = lambda epoch, end=end: self._described(term, asked_at, end, epoch)
-                end.send(())
-
-    def _described(self, term: Term, asked_at: int, end: End, epoch: Epoch) -> None:
-        end.close()
-        if term.is_over:
-            return
-        if epoch == term.epoch:
-            self._confirmed(term, asked_at)
-        elif not term.epoch.supersedes(epoch):
-            self.told_older(epoch)
+    def _after(self, term: Term) -> None:
+        """Something happened to a leader: compare its parts from time to time."""
+        term.num_events += 1
+        if term.leader is not None and not term.is_over and term.num_events % CHECK_EVERY == 0:
+            term.leader.scheduler.check_integrity()
 
     def told_older(self, epoch: Epoch) -> None:
         """Somebody knows a later leader."""
-        self._stand_by(epoch.number, f"was told of epoch {epoch.number}")
+        self._stand_by(epoch.number, f"was told of epoch {epoch.number}", None)
 
-    def _stand_by(self, told: int, why: str) -> None:
+    def _stand_by(self, told: int, why: str, mine: Epoch | None) -> None:
         term, self.term = self.term, None
         if term is None:
             return
@@ -270,8 +285,28 @@ class SimScheduler(Actor):
         self._sessions.clear()
         self._journal_line.close()
         self._lease_line.close()
-        self._watch = LeaseWatch(LEASE, mine=term.epoch)
+        self._watch = LeaseWatch(LEASE, mine)
         self.later(POLL, self._look)
+
+    def hand_over(self, down: int) -> None:
+        """SIGTERM: decide nothing more, let the store have what was decided, give the lease back, go; back after `down`."""
+        self.log("HANDS OVER, away for", down)
+        term = self.term
+        if term is None or term.leader is None:
+            self.crash(down)
+            return
+        leader, until = term.leader, self.world.now + FLUSH_WAIT
+        leader.hand_over()
+
+        def flush() -> None:
+            if not term.is_over and not leader.is_written and self.world.now < until:
+                self.later(FLUSH_POLL, flush)
+            elif term.is_over or self._lease_line.is_busy:
+                self.crash(down)
+            else:
+                self._lease_line.call("release", (term.epoch,), lambda reply: self.crash(down))
+
+        flush()
 
     # -- from the epoch to the join
 
@@ -279,18 +314,17 @@ class SimScheduler(Actor):
         """Wait for reports, then read, then wait for Hellos, then join; looked at again every few milliseconds."""
         if term.is_over or term.leader is not None:
             return
-        self.later(10_000, lambda: self._prepare(term))
-        now = self.world.now
-        waited = now - term.began_at
-        if not term.hold.may_speak(now) or not term.reports:
+        self.later(PREPARE, lambda: self._prepare(term))
+        now, reports = self.world.now, term.gathering.reports
+        if not reports:
             return
         if term.stored is None:
-            is_time = len(term.reports) == len(self._workers) or waited >= REPORT_WAIT
+            is_time = term.expected <= reports.keys() or now - term.began_at >= REPORT_WAIT
             if is_time and now >= term.read_at and not self._journal_line.is_busy:
                 self._journal_line.call("read", (term.epoch,), lambda reply: self._read(term, reply))
             return
         live = {request_id for request_id, request in term.stored.requests.items() if request.finish is None}
-        live |= {slot.request_id for report in term.reports.values() for slot in report.slots}
+        live |= {slot.request_id for report in reports.values() for slot in report.slots}
         claimed = {claim.request_id for hello in term.hellos.values() for claim in hello.live}
         if live <= claimed or now - term.read_at >= HELLO_WAIT:
             self._join(term, term.stored)
@@ -306,19 +340,7 @@ class SimScheduler(Actor):
             term.read_at = self.world.now + STORE_RETRY
 
     def _join(self, term: Term, stored: StoredState) -> None:
-        description = next(iter(term.reports.values())).description
-        pool_len_max = min(report.description.geometry.num_tokens for report in term.reports.values()) + 1
-
-        def first_stop(submission: Submission, output: tuple[int, ...]) -> Finish | None:
-            tokens = [*submission.prompt_token_ids.tolist(), *output]
-            return StopRules.of(submission, description.model, pool_len_max).first_stop(tokens, 0)
-
-        claims = [
-            GatewayClaim(live.request_id, live.subscriber, live.token_ids)
-            for hello in term.hellos.values()
-            for live in hello.live
-        ]
-        recovered = join(stored, term.reports, claims, first_stop)
+        recovered = term.gathering.join(stored)
         self.log(
             "JOINS at record", recovered.last_record,
             [
@@ -328,7 +350,11 @@ class SimScheduler(Actor):
             ],
             "orphans", [(orphan.worker, orphan.slot.slot) for orphan in recovered.orphans],
         )  # fmt: skip
-        leader = Leader(self._config, term.epoch, description.model, self._wake_journal, lambda: self.world.now)
+        reports, senders = term.gathering.reports, term.gathering.senders
+        model = next(iter(reports.values())).description.model
+        leader = Leader(
+            self._config, term.epoch, model, self._wake_journal, lambda: self.world.now, lambda: self._may_speak(term)
+        )
         term.leader = leader
         restore = leader.scheduler.restore
 
@@ -337,16 +363,12 @@ class SimScheduler(Actor):
             self._oracle.joined(leader.scheduler, reports, stored)  # before the first batch, which may preempt
 
         leader.scheduler.restore = restore_and_check  # type: ignore[method-assign]
-        senders = {worker: self._sender(term.lines[worker]) for worker in term.reports}
-        leader.lead(recovered, dict(term.reports), senders)
+        leader.lead(recovered, reports, senders)
         leader.scheduler.check_integrity()
         assert not recovered.num_contradictions, "sources contradict each other, though everything is deterministic"
         for session in list(term.hellos):
             self._greet(session)
         self._tick(term)
-
-    def _sender(self, line: WorkerLine) -> Callable[[ScheduledBatch], None]:
-        return line.send
 
     # -- leading
 
@@ -354,8 +376,10 @@ class SimScheduler(Actor):
         if term.is_over or term.leader is None:
             return
         self.later(TICK, lambda: self._tick(term))
-        if not term.deferred:
-            self._gated(term.leader.tick)
+        if not self._may_speak(term):
+            self._renew(term)
+        term.leader.tick()
+        self._after(term)
         self._wake_journal()
 
     def _wake_journal(self) -> None:
@@ -363,9 +387,7 @@ class SimScheduler(Actor):
 
     def _pump(self) -> None:
         term = self.term
-        if term is None or term.leader is None or self._journal_line.is_busy or term.deferred:
-            return
-        if not term.hold.may_speak(self.world.now):
+        if term is None or term.leader is None or self._journal_line.is_busy:
             return
         call = term.leader.next_journal_call()
         if call is not None:
@@ -374,40 +396,41 @@ class SimScheduler(Actor):
     def _journalled(self, term: Term, reply: Any) -> None:
         if term.is_over or term.leader is None:
             return
-        leader = term.leader
-
-        def apply() -> None:
-            leader.journal_replied(reply)
-            if leader.superseded is not None:
-                self.told_older(leader.superseded)
-            else:
-                self._wake_journal()
-
-        self._gated(apply)
+        term.leader.journal_replied(reply)
+        if term.leader.superseded is not None:
+            self.told_older(term.leader.superseded)
+        else:
+            self._wake_journal()
 
     def worker_attached(self, line: WorkerLine, report: WorkerReport) -> None:
         """See `Listener`."""
         term = self.term
         assert term is not None
-        term.reports[line.worker] = report
-        leader = term.leader
-        if leader is not None:
-            self._gated(lambda: leader.worker_attached(line.worker, report, self._sender(line)))
+        term.attached.add(line.worker)
+        if term.leader is None:
+            term.gathering.worker_attached(line.worker, report, line.send)
+        else:
+            term.leader.worker_attached(line.worker, report, line.send)
+            self._after(term)
 
     def worker_output(self, line: WorkerLine, output: ScheduledBatchOutput) -> None:
         """See `Listener`."""
-        assert self.term is not None and self.term.leader is not None
-        leader = self.term.leader
-        self._gated(lambda: leader.worker_output(line.worker, output))
+        term = self.term
+        assert term is not None and term.leader is not None
+        term.leader.worker_output(line.worker, output)
+        self._after(term)
 
     def worker_detached(self, line: WorkerLine, loss: WorkerLoss) -> None:
         """See `Listener`."""
-        if self.term is None:
+        term = self.term
+        if term is None:
             return
-        self.term.reports.pop(line.worker, None)
-        leader = self.term.leader
-        if leader is not None:
-            self._gated(lambda: leader.worker_detached(line.worker, loss))
+        term.attached.discard(line.worker)
+        if term.leader is None:
+            term.gathering.worker_detached(line.worker)
+        else:
+            term.leader.worker_detached(line.worker, loss)
+            self._after(term)
 
     # -- sessions
 
@@ -435,9 +458,10 @@ class SimScheduler(Actor):
         if term is None:
             return
         term.hellos.pop(session, None)
-        leader = term.leader
-        if leader is not None:
-            self._gated(lambda: leader.session_closed(session))  # type: ignore[arg-type]
+        term.gathering._hellos.pop(session, None)  # type: ignore[call-overload]
+        if term.leader is not None:
+            term.leader.session_closed(session)  # type: ignore[arg-type]
+            self._after(term)
 
     def _hear(self, session: SimSession, message: GatewayMessage) -> None:
         session.heard_at = self.world.now
@@ -446,42 +470,39 @@ class SimScheduler(Actor):
             return
         if isinstance(message, Hello):
             if not term.epoch.supersedes(message.highest_epoch):
-                self._stand_by(message.highest_epoch.number, "a gateway has seen a later epoch")
+                self._stand_by(message.highest_epoch.number, "a gateway has seen a later epoch", term.epoch)
                 return
             term.hellos[session] = message
+            term.gathering._hellos[session] = message  # type: ignore[index]
             if term.leader is not None:
                 self._greet(session)
             return
-        leader = term.leader
-        assert leader is not None and isinstance(message, Submit | Abort | Detach | StopFound)
-        self._gated(lambda: leader.heard(session, message))  # type: ignore[arg-type]
+        assert term.leader is not None and isinstance(message, Submit | Abort | Detach | StopFound)
+        term.leader.heard(session, message)  # type: ignore[arg-type]
+        self._after(term)
 
     def _greet(self, session: SimSession) -> None:
         """Answer a Hello, once the epoch was confirmed within the last lease time."""
         term = self.term
-        if term is None or term.leader is None or session not in term.hellos:
+        if term is None or term.leader is None:
             return
         if not term.hold.may_greet(self.world.now):
-            self.later(LEASE // 40, lambda: self._greet(session))
+            self._renew(term)
             return
-        leader = term.leader
-
-        def greet() -> None:
-            hello = term.hellos.pop(session, None)
-            if hello is not None and session.end.is_open:
-                ack = leader.session_opened(session, hello)  # type: ignore[arg-type]
-                session.is_greeted = True
-                self._say(session, ack)
-                session.wake()
-
-        self._gated(greet)
+        hello = term.hellos.pop(session, None)
+        if hello is not None and session.end.is_open:
+            ack = term.leader.session_opened(session, hello)  # type: ignore[arg-type]
+            session.is_greeted = True
+            self._say(session, ack)
+            session.wake()
+            self._after(term)
 
     def flush(self, session: SimSession, posted: list[Any]) -> None:
         """Say what is due to a gateway."""
         term = self.term
         if term is None or term.leader is None or not session.end.is_open or not session.is_greeted:
             return
-        if term.deferred or not term.hold.may_speak(self.world.now):
+        if not self._may_speak(term):
             self.later(LEASE // 40, session.wake)
             return
         due = posted[:]

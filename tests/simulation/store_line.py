@@ -6,7 +6,7 @@ from typing import Any
 from services.scheduler.core.journal_call import Failed
 from tests.simulation.world import Actor, End
 
-TIMEOUT = 1_000_000
+TIMEOUT = 500_000
 
 
 class StoreLine:

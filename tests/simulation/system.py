@@ -10,22 +10,25 @@ from tests.simulation.oracle import Oracle
 from tests.simulation.scheduler_actor import SimScheduler
 from tests.simulation.store_actor import SimStore
 from tests.simulation.worker_actor import SimWorker
-from tests.simulation.workload import draw_ask, expected_answer
+from tests.simulation.workload import draw_ask, draw_prompts, expected_answer
 from tests.simulation.world import Violation, World
 
 SECOND = 1_000_000
-ARRIVALS_BEGIN, ARRIVALS_END = 4_500_000, 8 * SECOND
-FAULTS_BEGIN = 5 * SECOND
+ARRIVALS_BEGIN, ARRIVALS_END = 2_500_000, 6_500_000
+FAULTS_BEGIN = 2_800_000
 """The first leader waits for two lease times, since the store is empty."""
 
-CALM_MAX = 90 * SECOND
+CALM_MAX = 60 * SECOND
 """So long after the last fault and the last arrival everything must be done."""
+
+LOOK_EVERY = 50_000
 
 CONFIG = Config(
     max_num_seqs=6,
     max_num_batched_tokens=24,
-    gateway_grace_ms=15_000,
-    result_retention_ms=8_000,
+    gateway_grace_ms=8_000,
+    result_retention_ms=4_000,
+    journal_wait_ms=100,
     journal_backlog_max=40,
 )
 
@@ -57,7 +60,7 @@ class System:
         is_strict = all(fault.spares_workers_and_store for fault in self.faults)
         self.oracle = Oracle(self.world, is_strict)
         self.store = SimStore(self.world)
-        num_blocks = rng.choice((17, 20, 24, 40))
+        num_blocks = rng.choice((17, 18, 20, 28))
         self.workers = [
             SimWorker(self.world, f"worker-{index}", num_blocks, self.oracle) for index in range(rng.choice((1, 2)))
         ]
@@ -65,14 +68,14 @@ class System:
         self.schedulers = [
             SimScheduler(self.world, f"scheduler-{index}", names, CONFIG, self.oracle) for index in range(rng.choice((2, 2, 3)))
         ]
-        detach_grace_ms = rng.choice((0, 5000))
+        detach_grace_ms = rng.choice((0, 3000))
         scheduler_names = [scheduler.name for scheduler in self.schedulers]
         self.gateways = [SimGateway(self.world, f"gateway-{index}", scheduler_names, detach_grace_ms) for index in range(2)]
         self.clients = []
-        shared = [rng.randrange(64) for _ in range(14)]
+        beginnings = draw_prompts(rng)
         manners = [Manner.RESUMES] * 4 + [Manner.RETRIES, Manner.CANCELS] + ([Manner.LEAVES] if detach_grace_ms else [])
-        for number in range(rng.randint(3, 9)):
-            ask = draw_ask(rng, number, shared)
+        for number in range(rng.randint(8, 20)):
+            ask = draw_ask(rng, number, beginnings)
             expected = expected_answer(ask, num_blocks * 4)
             client = SimClient(self.world, ask, expected, rng.choice(manners), self.gateways, may_detach=detach_grace_ms > 0)
             self.clients.append(client)
@@ -127,15 +130,9 @@ class System:
 
     def _until(self, is_over: object, deadline: int, complaint: str) -> None:
         assert callable(is_over)
-        if is_over():
-            return
-        self._late = False
-
-        def late() -> None:
-            self._late = True
-
-        self.world.schedule(deadline, None, None, late)
-        self.world.run(lambda: self._late or is_over())
+        if not is_over():
+            self.world.schedule(deadline, None, None, lambda: None)
+            self.world.run(lambda: self.world.now >= deadline or is_over(), LOOK_EVERY)
         if not is_over():
             waiting = [client.name for client in self.clients if not client.is_done]
             raise Violation(f"{complaint}: {self.leftovers()}, waiting: {waiting}")

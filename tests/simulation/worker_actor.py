@@ -15,7 +15,7 @@ from tests.services.scheduler.core.fake_worker import MODEL, FakeWorker, prefix_
 from tests.simulation.oracle import Oracle
 from tests.simulation.world import Actor, End, World
 
-HEARTBEAT = 500_000
+HEARTBEAT = 250_000
 LIMITS = WorkerLimits(max_num_seqs=6, max_num_batched_tokens=24)
 
 
@@ -138,9 +138,7 @@ class SimWorker(Actor):
             return
         self._running = self._queue.popleft()
         slow = self.world.rng.random() < 0.05
-        self.later(
-            self.world.rng.randrange(100_000, 400_000) if slow else self.world.rng.randrange(5_000, 80_000), self._finish
-        )
+        self.later(self.world.rng.randrange(60_000, 300_000) if slow else self.world.rng.randrange(3_000, 50_000), self._finish)
 
     def _finish(self) -> None:
         assert self._running is not None

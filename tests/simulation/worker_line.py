@@ -10,8 +10,8 @@ from tessera.values.identity import Epoch
 from tessera.values.report import WorkerReport
 from tests.simulation.world import Actor, End
 
-RETRY = 200_000
-TURN = 250_000
+RETRY = 100_000
+TURN = 125_000
 TURNS_PER_SILENCE = 8
 """Silence is counted in turns, so that a pause of the scheduler is none of a worker's."""
 

@@ -76,20 +76,27 @@ def expected_answer(ask: Ask, pool_tokens: int) -> Answer:
     return answer
 
 
-def draw_ask(rng: random.Random, number: int, shared: list[int]) -> Ask:
-    """A request that often shares the beginning of its prompt with others."""
-    prompt = shared[: rng.randint(0, len(shared))] + [rng.randrange(64) for _ in range(rng.choice((1, 1, 2, 5)))]
-    stops = tuple(rng.sample(ALPHABET, 2)) if rng.random() < 0.3 else ()
-    if rng.random() < 0.15:
+def draw_prompts(rng: random.Random) -> list[list[int]]:
+    """A few beginnings, some of which begin like others."""
+    stem = [rng.randrange(64) for _ in range(16)]
+    return [stem, stem[:8] + [rng.randrange(64) for _ in range(8)], [rng.randrange(64) for _ in range(12)]]
+
+
+def draw_ask(rng: random.Random, number: int, beginnings: list[list[int]]) -> Ask:
+    """A request that most often shares the beginning of its prompt with others."""
+    prompt = list(rng.choice(beginnings)) + [rng.randrange(4) for _ in range(rng.choice((1, 1, 2, 5)))]
+    if rng.random() < 0.2:
+        del prompt[rng.randrange(1, len(prompt)) :]
+    stops = tuple(rng.sample(ALPHABET, 2)) if rng.random() < 0.2 else ()
+    if rng.random() < 0.1:
         stops += ("".join(rng.sample(ALPHABET, 2)),)
+    max_tokens = rng.choice((3, 8, 16, 24, 40))
     sampling = SamplingParams(
-        seed=rng.randrange(1000),
-        max_tokens=rng.choice((3, 12, 24, 40)),
-        min_tokens=rng.choice((0, 0, 8)),
-        ignore_eos=rng.random() < 0.6,
-        stop_token_ids=(rng.randrange(64),) if rng.random() < 0.2 else (),
-        stop_token_sequences=((rng.randrange(64),),) if rng.random() < 0.2 else (),
+        seed=rng.randrange(8),
+        max_tokens=max_tokens,
+        min_tokens=min(max_tokens, rng.choice((0, 0, 8))),
+        ignore_eos=rng.random() < 0.7,
+        stop_token_ids=(rng.randrange(64),) if rng.random() < 0.15 else (),
+        stop_token_sequences=((rng.randrange(64),),) if rng.random() < 0.15 else (),
     )
-    if sampling.min_tokens > sampling.max_tokens:
-        sampling = SamplingParams(seed=sampling.seed, max_tokens=sampling.max_tokens, ignore_eos=True)
     return Ask(f"ask-{number}", tuple(prompt), sampling, DetokenizeOptions(stop_strings=stops))

@@ -12,6 +12,10 @@ from typing import Any
 EVENTS_MAX = 2_000_000
 """A run of more events than this has not come to rest."""
 
+LONG_PAUSE = 600_000
+LATENCIES_SLOW = (50, 500, 5_000, 20_000, 60_000)
+LATENCY_MAX, LATENCY_LONGEST = 1000, 200_000
+
 
 class Violation(AssertionError):
     """The system broke a promise."""
@@ -25,7 +29,7 @@ class Actor:
         self.incarnation = 0
         self.is_down = False
         self.paused_until = 0
-        self.long_pause_until = 0  # longer than a second, so that the process can notice
+        self.long_pause_until = 0  # longer than LONG_PAUSE, so that the process can notice
         self.ends: dict[End, None] = {}
         self._ties: dict[object, float] = {}
         world.actors[name] = self
@@ -67,7 +71,7 @@ class Actor:
             if self.world.now + duration > self.paused_until:
                 self.paused_until = self.world.now + duration
                 self._ties.clear()
-            if duration > 1_000_000:
+            if duration > LONG_PAUSE:
                 self.long_pause_until = self.paused_until
 
     def tie(self, lane: object) -> float:
@@ -156,9 +160,10 @@ class World:
 
     def latency(self) -> int:
         """One way between two processes."""
-        if self.rng.random() < 0.02:
-            return self.rng.randrange(200_000)
-        return self.rng.choice((50, 500, 5_000, 20_000, 60_000)) if self._is_slow else self.rng.randrange(50, 1000)
+        draw = self.rng.random()
+        if draw < 0.02:
+            return int(draw * 50 * LATENCY_LONGEST)
+        return LATENCIES_SLOW[int(draw * len(LATENCIES_SLOW))] if self._is_slow else 50 + int(draw * LATENCY_MAX)
 
     def schedule(self, at: int, actor: Actor | None, lane: object, function: Callable[[], None], tie: float = 0.0) -> None:
         self._num_scheduled += 1
@@ -185,8 +190,9 @@ class World:
     def is_cut(self, one: Actor, other: Actor) -> bool:
         return self.healed_at(one, other) > self.now
 
-    def run(self, is_over: Callable[[], bool]) -> None:
-        """Handle events until `is_over`, which is asked after each of them."""
+    def run(self, is_over: Callable[[], bool], look_every: int) -> None:
+        """Handle events until `is_over`, which is asked from time to time."""
+        looked_at = self.now
         while self._heap:
             at, _, number, actor, incarnation, lane, function = heapq.heappop(self._heap)
             self.now = max(self.now, at)
@@ -201,6 +207,8 @@ class World:
             if self.num_events > EVENTS_MAX:
                 raise Violation(f"no rest after {EVENTS_MAX} events")
             function()
-            if is_over():
-                return
+            if self.now >= looked_at + look_every:
+                looked_at = self.now
+                if is_over():
+                    return
         raise Violation("nothing is left to happen, but it is not over")
