@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from core.fake_worker import FakeWorker
 
-from services.rpc.errors import FailedPrecondition
+from services.rpc.errors import FailedPrecondition, Unavailable
 from services.rpc.server import RpcServer, ServerConfig
 from services.worker import convert
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
@@ -77,7 +77,7 @@ class ExecuteEnd:
 class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
     """`fake` holds the state. `described` and `asked` are set by the first Describe and Attach, `num_attaches` counts. `answers` cleared: an
     Attach waits, and says that it lives where `beats_s` is set. `refuses`: it ends with "older epoch", or with `refusal` where one is set.
-    `wrong_nonce` is added to the nonce of a report."""
+    `wrong_nonce` is added to the nonce of a report. `is_silent`: a Describe fails."""
 
     def __init__(self, fake: FakeWorker | None = None) -> None:
         self.fake = fake or FakeWorker()
@@ -88,13 +88,17 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.refusal: Exception | None = None
         self.beats_s: float | None = None
         self.wrong_nonce = 0
+        self.is_silent = False
         self.num_attaches = 0
         self.protocol = PROTOCOL_VERSION
         self.address = ""
         self._streams: asyncio.Queue[ExecuteEnd] = asyncio.Queue()
+        self._working: ExecuteEnd | None = None
 
     async def Describe(self, request: Any, context: Any) -> worker_pb2.DescribeResponse:
         self.described.set()
+        if self.is_silent:
+            raise Unavailable("told to be silent", reason="SILENT", retry_after_ms=0)
         return worker_pb2.DescribeResponse(
             description=convert.description_to_proto(self.fake.description),
             epoch=convert.epoch_to_proto(self.fake.epoch),
@@ -128,10 +132,15 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         """The next Execute stream that the scheduler opens."""
         return await self._streams.get()
 
+    def break_off(self) -> None:
+        """End the stream on which `work` is."""
+        assert self._working is not None
+        self._working.break_off()
+
     async def work(self) -> None:
         """Execute whatever comes, on one stream after the other; cancel it to stop."""
         while True:
-            end = await self.stream()
+            self._working = end = await self.stream()
             with suppress(StreamOver):
                 while True:
                     self.fake.enqueue(await end.batch())

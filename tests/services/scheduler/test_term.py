@@ -1,151 +1,34 @@
 """One term from its taken epoch to its end, with a worker and a gateway behind real gRPC and a store that can fail."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
-from core.fake_worker import MODEL, reference_output
-from scripted_worker import ScriptedWorker, scripted_worker
+from core.fake_worker import reference_output
+from scripted_worker import scripted_worker
+from term_house import LATER, REQUEST, CountingStore, GatewayEnd, hello, house
 
-from services.rpc.channel import open_channel
-from services.rpc.server import RpcServer, ServerConfig
-from services.scheduler.clock import boot_us
-from services.scheduler.config import SchedulerConfig
-from services.scheduler.convert import request_to_proto, response_from_proto
-from services.scheduler.core.journal_call import Applied, BeginRewrite, EndRewrite, FoldedRequest, Generation, RewriteChunk
+from services.scheduler import term
+from services.scheduler.core.journal_call import (
+    Applied,
+    BeginRewrite,
+    EndRewrite,
+    FoldedRequest,
+    Generation,
+    RewriteChunk,
+)
 from services.scheduler.core.record import Arrival, StoredRequest
 from services.scheduler.core.sequence_status import SequenceStatus
-from services.scheduler.sessions import SessionServicer
-from services.scheduler.standby import EpochTake
 from services.scheduler.store.memory import MemoryStore
-from services.scheduler.term import Term
-from services.scheduler.term_end import Deposed, GatewayAhead
-from tessera.scheduler.v1 import session_pb2_grpc
-from tessera.values.config import Config
-from tessera.values.identity import NO_EPOCH, Epoch
+from services.scheduler.store.port import LeaseView
+from services.scheduler.term_end import GatewayAhead
+from tessera.values.identity import Epoch
 from tessera.values.request import Submission
-from tessera.values.sampling import SamplingParams
-from tessera.values.session import Frame, Heartbeat, Hello, HelloAck, Invite, LiveRequest, SchedulerMessage, Submit
+from tessera.values.session import Heartbeat, LiveRequest, Submit
 
 RunAsync = Callable[..., Any]
-
-LATER = Epoch(9, b"l" * 16)
-REQUEST = Submission(b"r" * 16, np.array([5, 6, 7], np.int32), SamplingParams(seed=1, max_tokens=8, ignore_eos=True))
-
-
-def hello(highest_epoch: Epoch = NO_EPOCH, live: tuple[LiveRequest, ...] = ()) -> Hello:
-    return Hello(highest_epoch, MODEL.tokenizer_digest, b"g" * 16, live)
-
-
-class House:
-    """A term that runs beside the test, and where gateways reach it. `is_serving`, `is_durable`: what health was told last."""
-
-    def __init__(self, workers: tuple[str, ...], store: MemoryStore, hello_wait_ms: int, lease_ms: int) -> None:
-        config = SchedulerConfig(
-            workers=workers,
-            redis_url="redis://unused",
-            scheduling=Config(max_num_seqs=8, max_num_batched_tokens=64),
-            hello_wait_ms=hello_wait_ms,
-            lease_ms=lease_ms,
-        )
-        self.store = store
-        store.epoch = Epoch(store.epoch.number + 1, b"t" * 16)
-        self.is_serving = self.is_durable = False
-        self.told = asyncio.Event()  # health was told something
-        self.term = Term(config, store, EpochTake(store.epoch, boot_us(), frozenset(workers)), self)
-        self.sessions = SessionServicer()
-        self.sessions.invite(self.term)
-        self.address = ""
-        self.ended = asyncio.create_task(self.term.run())
-
-    def serving(self, is_serving: bool) -> None:
-        self.is_serving = is_serving
-        self.told.set()
-
-    def durable(self, is_durable: bool) -> None:
-        self.is_durable = is_durable
-        self.told.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until health was told so."""
-        while not condition():
-            self.told.clear()
-            await self.told.wait()
-
-    async def leads(self) -> None:
-        await self.until(lambda: self.is_serving)
-
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator["GatewayEnd"]:
-        """A session that has been invited, and has said nothing."""
-        async with open_channel(self.address) as channel:
-            gateway = GatewayEnd(session_pb2_grpc.SchedulerServiceStub(channel).Session())
-            assert await gateway.hear() == (self.term.epoch, Invite())
-            yield gateway
-
-    async def deposed(self) -> str:
-        """Why the term ended; by nothing but Deposed."""
-        with pytest.raises(Deposed) as caught:
-            await self.ended
-        return str(caught.value)
-
-
-class GatewayEnd:
-    """One session as a gateway sees it."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-
-    async def say(self, message: Any) -> None:
-        await self._call.write(request_to_proto(message))
-
-    async def hear(self) -> tuple[Epoch, SchedulerMessage]:
-        return response_from_proto(await self._call.read())
-
-    async def ack(self) -> HelloAck:
-        message: SchedulerMessage = Heartbeat()
-        while isinstance(message, Heartbeat):
-            _, message = await self.hear()
-        assert isinstance(message, HelloAck)
-        return message
-
-    async def answer(self, received: Sequence[int] = ()) -> list[int]:
-        """The whole output of the one request of this session, which had `received` before."""
-        tokens = list(received)
-        while True:
-            _, message = await self.hear()
-            for output in message.outputs if isinstance(message, Frame) else ():
-                assert output.token_offset == len(tokens)
-                tokens.extend(output.token_ids)
-                if output.finish is not None:
-                    return tokens
-
-
-@asynccontextmanager
-async def house(
-    store: MemoryStore | None = None, hello_wait_ms: int = 60_000, lease_ms: int = 60_000, others: tuple[str, ...] = ()
-) -> AsyncIterator[tuple[House, ScriptedWorker]]:
-    """A term that begins now; its one worker executes whatever comes. `others` are addresses of further workers."""
-    async with scripted_worker() as worker:
-        made = House((worker.address, *others), store or MemoryStore(), hello_wait_ms, lease_ms)
-        working = asyncio.create_task(worker.work())
-        server = RpcServer(ServerConfig("127.0.0.1:0"))
-        register = session_pb2_grpc.add_SchedulerServiceServicer_to_server
-        server.add(register, made.sessions, "tessera.scheduler.v1.SchedulerService")
-        made.address = await server.start()
-        try:
-            yield made, worker
-        finally:
-            made.sessions.stand_by()
-            await server.stop(0)
-            for task in (made.ended, working):
-                task.cancel()
-            await asyncio.wait((made.ended, working))
 
 
 def test_a_request_is_served_and_journalled(run_async: RunAsync) -> None:
@@ -278,6 +161,93 @@ def test_a_worker_that_knows_a_later_leader_ends_the_term(run_async: RunAsync) -
             worker.refuses = True
             assert await it.deposed() == "older epoch"
             assert not it.is_serving
+
+    run_async(scenario())
+
+
+# -- the store empties, the lead is handed over, workers come and go
+
+
+def test_an_emptied_store_is_written_again_although_nothing_happens(run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        store = CountingStore()
+        async with house(store, lease_ms=200) as (it, _), it.session() as gateway:
+            await gateway.say(hello())
+            await gateway.ack()
+            await gateway.say(Submit(REQUEST))
+            await gateway.answer()
+            store.rewritten.clear()
+            store.empty()
+            await store.rewritten.wait()
+            assert store.epoch == it.term.epoch
+            assert list(store.stored().state.requests) == [REQUEST.request_id]
+
+    run_async(scenario())
+
+
+def test_health_says_whether_the_store_keeps_up(run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        async with house() as (it, _), it.session() as gateway:
+            await gateway.say(hello())
+            await gateway.ack()
+            await it.until(lambda: it.is_durable)
+            it.store.failing = True
+            await gateway.say(Submit(REQUEST))
+            await it.until(lambda: not it.is_durable)
+            assert it.is_serving
+            it.store.failing = False
+            await it.until(lambda: it.is_durable)
+
+    run_async(scenario())
+
+
+def test_a_leader_hands_over_what_runs(run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        async with house(store) as (it, _), it.session() as gateway:
+            await gateway.say(hello())
+            await gateway.ack()
+            endless = replace(REQUEST, sampling=replace(REQUEST.sampling, max_tokens=900))
+            await gateway.say(Submit(endless))
+            await gateway.output()
+            await it.term.hand_over()
+            view = await store.look()
+            assert isinstance(view, LeaseView) and not view.is_held and view.epoch == it.term.epoch
+            (request,) = store.stored().state.requests.values()
+            assert request.finish is None and request.output_token_ids
+
+    run_async(scenario())
+
+
+def test_a_term_begins_without_a_worker_that_does_not_report(run_async: RunAsync, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with scripted_worker() as silent:
+            silent.answers.clear()
+            async with house(others=(silent.address,)) as (it, _), it.session() as gateway:
+                await gateway.say(hello())
+                await gateway.ack()
+                assert set(it.term.attached_workers) == set(it.workers) - {silent.address}
+                silent.answers.set()
+                await silent.stream()
+                assert set(it.term.attached_workers) == set(it.workers)
+
+    monkeypatch.setattr(term, "WORKERS_WAIT_S", 0.1)
+    run_async(scenario())
+
+
+def test_a_scheduler_without_workers_does_not_serve(run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        async with house() as (it, worker), it.session() as gateway:
+            await gateway.say(hello())
+            await gateway.ack()
+            await gateway.say(Submit(REQUEST))
+            await gateway.answer()
+            assert it.is_serving
+            worker.answers.clear()
+            worker.break_off()
+            await it.until(lambda: not it.is_serving)
+            worker.answers.set()
+            await it.leads()
 
     run_async(scenario())
 
