@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from core.fake_worker import MODEL
@@ -108,6 +109,11 @@ class GatewayEnd:
 
     async def hear(self) -> tuple[Epoch, SchedulerMessage]:
         return response_from_proto(await self._call.read())
+
+    async def ended(self) -> None:
+        """Wait for the end of the stream."""
+        while await self._call.read() is not grpc.aio.EOF:
+            pass
 
     async def ack(self) -> HelloAck:
         message: SchedulerMessage = Heartbeat()
