@@ -46,7 +46,7 @@ class Standby:
         self._watch = LeaseWatch(1000 * config.lease_ms, mine)
         self._workers: frozenset[str] = frozenset()
         self._workers_known = asyncio.Event()
-        self._store_notice, self._worker_notice = Notice(_log), Notice(_log)
+        self._store_notice, self._worker_notice = Notice(_log), Notice(_log, is_fault=False)
         self._leader_seen: Epoch | None = None
         self._pause_s = POLL_S
 
