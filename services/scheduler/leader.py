@@ -54,13 +54,15 @@ _REJECT = {
 
 
 class Leader:
-    """From a taken epoch on. Until `lead` is called it only answers reads; the shell calls it from one event loop."""
+    """From a join on, whose records so far are numbered up to `last_record`. Nothing but `lead` is called before that; all calls come from
+    one event loop. While `may_speak` says no, nothing is decided or written."""
 
     def __init__(
         self,
         config: Config,
         epoch: Epoch,
         model: ModelInfo,
+        last_record: int,
         wake_journal: Callable[[], None],
         clock: Callable[[], int] = now_us,
         may_speak: Callable[[], bool] = lambda: True,
@@ -71,10 +73,11 @@ class Leader:
         self._model = model
         self._clock = clock
         self._may_speak = may_speak
-        self._journal = Journal(config, epoch.number, 0)
+        self._journal = Journal(config, epoch.number, last_record)
         self._streams: Streams[GatewaySession] = Streams(config, self._read_output)
         self._wake_journal = wake_journal
         self._senders: dict[str, Callable[[ScheduledBatch], None]] = {}
+        self._sessions: dict[bytes, GatewaySession] = {}  # the latest of each gateway
         self._orphans_until_us: int | None = None  # while there may be some
         self._broken: Exception | None = None  # why nothing more may be sent or written
         self._handing_over = False
@@ -86,7 +89,6 @@ class Leader:
     ) -> None:
         """Start from a join. The first record holds everything, and nothing is shown before it is written."""
         now = self._clock()
-        self._journal = Journal(self._config, self.epoch.number, recovered.last_record)
         self._senders = senders
         self._orphans_until_us = now + 1000 * self._config.gateway_grace_ms
         self.scheduler.restore(recovered, reports, now)
@@ -121,13 +123,18 @@ class Leader:
     # -- gateways
 
     def session_opened(self, session: GatewaySession, hello: Hello) -> HelloAck:
-        """Take a gateway's claims on the requests that it still streams."""
+        """Take a gateway's claims on the requests that it still streams. Its earlier session ends: what still comes of that was said
+        before, and would take over what is claimed now."""
         if hello.tokenizer_digest != self._model.tokenizer_digest:
             raise FailedPrecondition(
                 f"the gateway's tokenizer ({hello.tokenizer_digest}) is not that of {self._model.name} "
                 f"({self._model.tokenizer_digest}): start both with the same --model",
                 reason=TOKENIZER_MISMATCH,
             )
+        earlier = self._sessions.get(session.gateway_id)
+        if earlier is not None and earlier is not session:
+            earlier.close()
+        self._sessions[session.gateway_id] = session
         with self._whole_or_over():
             unknown = [live.request_id for live in hello.live if not self._claim_live(session, live)]
         self._settle(None)
@@ -136,7 +143,9 @@ class Leader:
         return HelloAck(tuple(unknown), self._model, length)
 
     def heard(self, session: GatewaySession, message: Submit | Abort | Detach | StopFound) -> None:
-        """One message of a gateway. What it says of a request counts only while the request is its own."""
+        """One message of a gateway. What it says of a request counts only while the request is its own, and nothing on a session that ends."""
+        if session.closing:
+            return
         with self._whole_or_over():
             if isinstance(message, Submit):
                 self._submit(session, message)
@@ -152,6 +161,8 @@ class Leader:
 
     def session_closed(self, session: GatewaySession) -> None:
         """The gateway may come back within `gateway_grace_ms`."""
+        if self._sessions.get(session.gateway_id) is session:
+            del self._sessions[session.gateway_id]
         self._streams.close(session, self._clock())
 
     def hand_over(self) -> None:

@@ -30,15 +30,12 @@ from services.scheduler.term_end import Deposed, GatewayAhead, TermEnd
 from services.scheduler.worker_link import OlderEpoch as WorkerHasOlderEpoch
 from services.scheduler.worker_links import WorkerLinks
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
-from tessera.values.identity import Epoch
+from tessera.values.identity import EPOCH_LEAP_MAX, Epoch
 from tessera.values.report import WorkerReport
 from tessera.values.request import RequestOutput
 from tessera.values.session import Hello, HelloAck
 
 _log = structlog.get_logger()
-
-EPOCH_LEAP_MAX = 1_000_000
-"""How far above this term's a gateway's epoch may be to be believed: a number near the type's end would leave none to take."""
 
 STORE_RETRY_S = 0.2
 TICK_S = 0.02
@@ -118,13 +115,21 @@ class Term:
         recovered = self._gathering.join(stored)
         reports, senders = self._gathering.reports, self._gathering.senders
         model = next(iter(reports.values())).description.model
-        self.leader = Leader(self._config.scheduling, self._epoch, model, self._pump.wake, may_speak=lambda: self.may_speak)
-        self.leader.lead(recovered, reports, senders)
+        leader = Leader(
+            self._config.scheduling,
+            self._epoch,
+            model,
+            recovered.last_record,
+            wake_journal=self._pump.wake,
+            may_speak=lambda: self.may_speak,
+        )
+        leader.lead(recovered, reports, senders)
+        self.leader = leader
         self._gathering = Gathering()
         self._leads.set()
         self._note_serving()
         _log.info("leading", epoch=self._epoch.number, after_ms=(now_us() - started_us) // 1000, **_counts(recovered))
-        return self.leader
+        return leader
 
     async def _read_store(self) -> StoredState:
         notice = Notice(_log)

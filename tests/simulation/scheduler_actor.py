@@ -353,7 +353,13 @@ class SimScheduler(Actor):
         reports, senders = term.gathering.reports, term.gathering.senders
         model = next(iter(reports.values())).description.model
         leader = Leader(
-            self._config, term.epoch, model, self._wake_journal, lambda: self.world.now, lambda: self._may_speak(term)
+            self._config,
+            term.epoch,
+            model,
+            recovered.last_record,
+            self._wake_journal,
+            lambda: self.world.now,
+            lambda: self._may_speak(term),
         )
         term.leader = leader
         restore = leader.scheduler.restore

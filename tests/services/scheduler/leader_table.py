@@ -31,12 +31,14 @@ class Table:
         self.store = store or MemoryStore()
         self.store_answers = True
         self.may_speak = True
+        self.num_gateways = 0
         self.outbox: deque[ScheduledBatch] = deque()
         epoch = Epoch(term, bytes([term]) * 16)
         self.store.epoch = epoch
         report = self.worker.attach(epoch, 1)
-        self.leader = Leader(CONFIG, epoch, MODEL, lambda: None, lambda: self.now_us, lambda: self.may_speak)
         recovered = join(self.store.stored().state, {WORKER: report}, [], lambda *_: None)
+        last, clock = recovered.last_record, lambda: self.now_us
+        self.leader = Leader(CONFIG, epoch, MODEL, last, lambda: None, clock, lambda: self.may_speak)
         self.leader.lead(recovered, {WORKER: report}, {WORKER: self.outbox.append})
         self.run()
 
@@ -56,8 +58,10 @@ class Table:
                 return
             self.leader.journal_replied(self.store.execute(self.leader.epoch, call))
 
-    def gateway(self, live: tuple[LiveRequest, ...] = (), gateway_id: bytes = b"g" * 16) -> "Gateway":
-        return Gateway(self, live, gateway_id)
+    def gateway(self, live: tuple[LiveRequest, ...] = (), gateway_id: bytes = b"") -> "Gateway":
+        """A session of another gateway than all before, unless `gateway_id` names one."""
+        self.num_gateways += 1
+        return Gateway(self, live, gateway_id or self.num_gateways.to_bytes(16, "big"))
 
     def later(self, ms: int) -> None:
         self.now_us += 1000 * ms
