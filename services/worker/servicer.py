@@ -17,15 +17,12 @@ from services.worker import convert
 from services.worker.engine_thread import EngineThread
 from services.worker.execute_stream import ExecuteStream
 from services.worker.reasons import NOT_SERVING, OLDER_EPOCH, SUPERSEDED
-from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.identity import EPOCH_LEAP_MAX, NO_EPOCH, Epoch
 from tessera.values.protocol import PROTOCOL_VERSION, VERSION_SKEW
 from tessera.values.report import WorkerReport
 from tessera.worker.v1 import worker_pb2, worker_pb2_grpc
 
 _log = structlog.get_logger()
-
-EPOCH_LEAP_MAX = 1_000_000
-"""How far above the last leader's epoch, or above none, the next one may be: a number near the type's end would leave nobody a higher one."""
 
 READ_BLOCKS_MAX = 4096
 """Blocks of one ReadBlocks: they are copied all at once."""

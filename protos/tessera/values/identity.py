@@ -36,5 +36,8 @@ class Epoch:
         return self == held or self.number > held.number
 
 
+EPOCH_LEAP_MAX = 1_000_000
+"""How far above the last known one an epoch's number may be to be believed: one near the type's end would leave none to take."""
+
 NO_EPOCH = Epoch(0, b"")
 """What a worker or a store holds before any leader has taken it."""

@@ -41,7 +41,7 @@ class Batcher:
         if plan.num_decodes < len(replica.running):
             self._add_prefills(replica, plan, running)
         while self._waiting and not plan.is_full:
-            placement = self._placer.next_for(replica)
+            placement = self._placer.next_for(replica, now_us)
             if placement is None or placement.sequence.request_id in strong or not self._admit(placement, plan, now_us):
                 break
         return plan
@@ -50,7 +50,7 @@ class Batcher:
         """Give the whole step to one sequence under strong suspicion, with nothing else in flight. False where there is none here."""
         strong = self._lifecycle.suspects.strong
         sequence = next((sequence for request_id, sequence in replica.running.items() if request_id in strong), None)
-        placement = self._placer.next_for(replica) if sequence is None else None
+        placement = self._placer.next_for(replica, now_us) if sequence is None else None
         if sequence is None and (placement is None or placement.sequence.request_id not in strong):
             return False
         if replica.in_flight:

@@ -25,7 +25,7 @@ class Placer:
     """Chooses a worker when a sequence has come to the head of the queue, by the configured `worker_choice`.
 
     A worker that puts its batch together takes what is its own, and sends those it meets on the way into the lines of the workers
-    that are better for them. So nobody waits for a worker without room, and no worker waits for one that is busy with its step.
+    that are better for them. So nobody waits for a worker without room, or long for one that is busy, and no worker idles meanwhile.
     """
 
     def __init__(self, config: Config, lifecycle: Lifecycle) -> None:
@@ -35,12 +35,13 @@ class Placer:
         self._waiting = lifecycle.waiting
         self._turn = 0
 
-    def next_for(self, replica: Replica) -> Placement | None:
+    def next_for(self, replica: Replica, now_us: int) -> Placement | None:
         """What `replica` admits next; None where nobody who waits for it fits."""
         waiting = self._waiting
+        quick = self._quick(replica, now_us)
         while (sequence := waiting.first_for(replica.name)) is not None:
             in_line = waiting.stands_in_line(sequence)
-            placement = (self._fit(replica, sequence) if in_line else None) or self._place(sequence)
+            placement = (self._fit(replica, sequence) if in_line else None) or self._place(sequence, quick)
             if placement is None and (in_line or replica.can_hold(sequence)):
                 return None
             if placement is not None and placement.replica is replica:
@@ -54,9 +55,21 @@ class Placer:
                 waiting.send(sequence, placement.replica.name, num_blocks)
         return None
 
-    def _place(self, sequence: Sequence) -> Placement | None:
-        """The best worker that a sequence fits now."""
-        replicas = [replica for replica in self._fleet if replica.is_attached and self._seats_left(replica, sequence)]
+    def _quick(self, replica: Replica, now_us: int) -> list[Replica]:
+        """Those who take a request soon: `replica` now, others in their next step. Nobody stands in the line of one that is slow."""
+        quick = []
+        for other in self._fleet:
+            if not other.is_attached:
+                continue
+            if other is replica or not other.is_slow(now_us):
+                quick.append(other)
+            else:
+                self._waiting.dissolve(other.name)
+        return quick
+
+    def _place(self, sequence: Sequence, among: list[Replica]) -> Placement | None:
+        """The best of these workers that a sequence fits now."""
+        replicas = [replica for replica in among if self._has_seat(replica, sequence)]
         while replicas:
             placement = self._fit(replicas.pop(self._best(replicas, sequence)), sequence)
             if placement is not None:
@@ -77,12 +90,12 @@ class Placer:
         choose = least_requests if sequence.request_id in self._suspects.strong else self._choose
         return choose(loads, self._turn)
 
-    def _seats_left(self, replica: Replica, sequence: Sequence) -> bool:
+    def _has_seat(self, replica: Replica, sequence: Sequence) -> bool:
         return replica.can_hold(sequence) and replica.seats_left > self._waiting.ahead_of(sequence, replica.name)[0]
 
     def _fit(self, replica: Replica, sequence: Sequence) -> Placement | None:
         """A sequence on a worker, where that has a seat and blocks for all its tokens beside those kept for who is ahead in its line."""
-        if not self._seats_left(replica, sequence):
+        if not self._has_seat(replica, sequence):
             return None
         manager = replica.manager
         num_ahead, num_kept = self._waiting.ahead_of(sequence, replica.name)

@@ -22,6 +22,9 @@ from tessera.values.finish import Finish
 from tessera.values.identity import Epoch
 from tessera.values.report import SlotReport, WorkerReport
 
+PATIENCE_US = 500_000
+"""How long a request waits in the line of the better worker for that to end its step, while others may have room."""
+
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
@@ -53,6 +56,7 @@ class Replica:
         self.next_step = report.last_step + 1
         self.applied_step = 0  # the highest step whose output was applied
         self.durable_step = 0
+        self.progress_us = 0  # when its oldest batch in flight became the oldest
         self.is_attached = True
         self.running: dict[bytes, Sequence] = {}
         self.orphans: dict[bytes, Orphan] = {}
@@ -79,6 +83,10 @@ class Replica:
     def seats_left(self) -> int:
         """How many more sequences may run: up to the limit, and with slots that no orphan holds."""
         return min(self.running_max - len(self.running), len(self._free_slots))
+
+    def is_slow(self, now_us: int) -> bool:
+        """Whether its oldest batch in flight has taken so long that nobody should wait for its next one."""
+        return bool(self.in_flight) and now_us - self.progress_us > PATIENCE_US
 
     def can_hold(self, sequence: Sequence) -> bool:
         """Whether the pool holds a sequence to its end; its last token needs no KV."""

@@ -79,18 +79,21 @@ class RequestBook:
                 del self._by_client_id[_name(sequence)]
             self._finished_by_client_id[_name(sequence)] = sequence
 
-    def forget_finished(self, ended_before_us: int) -> None:
-        """Drop requests that ended before this time or at it."""
+    def forget_finished(self, ended_before_us: int) -> list[bytes]:
+        """Drop requests that ended before this time or at it; returns their ids."""
+        dropped = []
         while self._finished:
             sequence = next(iter(self._finished.values()))
             if sequence.finished_us > ended_before_us:
-                return
+                break
+            dropped.append(sequence.request_id)
             del self._finished[sequence.request_id], self._sequences[sequence.request_id]
             if self._finished_by_client_id.get(_name(sequence)) is sequence:
                 del self._finished_by_client_id[_name(sequence)]
             self._touched.pop(sequence.request_id, None)
             self._decoded.pop(sequence.request_id, None)
-            self._forgotten.append(sequence.request_id)
+        self._forgotten += dropped
+        return dropped
 
     def take_changes(self) -> tuple[tuple[RequestDelta, ...], DecodeColumns | None, tuple[bytes, ...]]:
         """What changed since the last call: deltas, columns of requests that only decoded, and ids forgotten."""

@@ -63,7 +63,7 @@ class Scheduler:
         self._batcher = Batcher(config, self._lifecycle)
         self._num_arrivals = 0
         self._num_contradictions = 0
-        self._keeps_orphans = True
+        self._forgotten: set[bytes] | None = set()  # who ended here, while slots of unknown requests are kept; then None
         self._removed_workers: list[str] = []
 
     # -- requests
@@ -136,7 +136,9 @@ class Scheduler:
 
     def forget_finished(self, now_us: int) -> None:
         """Drop finished requests that nobody can read any more (`result_retention_ms`)."""
-        self._book.forget_finished(now_us - 1000 * self._config.result_retention_ms)
+        forgotten = self._book.forget_finished(now_us - 1000 * self._config.result_retention_ms)
+        if self._forgotten is not None:
+            self._forgotten.update(forgotten)
 
     # -- workers
 
@@ -146,7 +148,7 @@ class Scheduler:
         Sequences whose slots are reported go on in them, with the longer output; the worker's others wait. Batches in flight are void.
         Raises ModelMismatch, changing nothing.
         """
-        attach(self._lifecycle, self._config, name, report, now_us, keeps_orphans=self._keeps_orphans)
+        attach(self._lifecycle, self._config, name, report, now_us, self._forgotten)
         self._lifecycle.suspects.withdraw(report.description.boot_id)
         for replica in self._fleet:
             if not replica.is_attached:
@@ -186,6 +188,8 @@ class Scheduler:
         plan = self._batcher.plan(replica, now_us)
         if not plan.sequences and not replica.drops:
             return None
+        if not replica.in_flight:
+            replica.progress_us = now_us
         return replica.issue(plan, self._epoch)
 
     def postprocess(self, name: str, output: ScheduledBatchOutput, now_us: int) -> None:
@@ -198,6 +202,7 @@ class Scheduler:
         issued = replica.answered(output) if replica is not None and output.epoch == self._epoch else None
         if replica is None or issued is None:
             return
+        replica.progress_us = now_us
         errors = {error.row: error.message for error in output.row_errors}
         token_ids = iter(output.token_ids.tolist())
         rows = zip(issued.sequences, issued.attempts, issued.counts, output.token_counts.tolist(), strict=True)
@@ -230,7 +235,7 @@ class Scheduler:
 
     def expire_orphans(self) -> None:
         """The grace has ended: give up the slots that no request has claimed, and those that a worker still comes with."""
-        self._keeps_orphans = False
+        self._forgotten = None
         for replica in self._fleet:
             for request_id in list(replica.orphans):
                 replica.drop_orphan(request_id)

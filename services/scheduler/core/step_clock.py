@@ -9,8 +9,11 @@ SLACK = 5
 FLOOR_US = 10_000_000
 """No step is overdue before this: a machine that swaps, or computes for others too, is slow and not hung."""
 
+COLD_FLOOR_US = 60_000_000
+"""The same for the first step of a boot, which touches all weights and compiles what has to be compiled."""
+
 UNMEASURED_US = 900_000_000
-"""What the first step of a boot may take: a large model on a slow CPU computes a full batch for minutes, and nobody knows its pace yet."""
+"""What a step may take before any was measured: a large model on a slow CPU computes a full batch for minutes."""
 
 RATES_MAX = 32
 """Steps whose pace counts: the slowest of them predicts the next, so that neither short steps nor long contexts look like a hang."""
@@ -33,19 +36,19 @@ class Overdue:
 
 
 class StepClock:
-    """Predicts what a batch takes from the slowest pace, in microseconds per position, of the last few batches of this boot."""
+    """Predicts what a batch takes from the slowest pace, in microseconds per position, of the last few batches."""
 
     def __init__(self) -> None:
         self._paces: deque[float] = deque(maxlen=RATES_MAX)
         self._in_flight: deque[tuple[int, int]] = deque()  # (step id, positions)
         self._elapsed_us = 0  # of the oldest
+        self._is_cold = True
 
     def restart(self, is_same_boot: bool) -> None:
-        """Nothing is in flight any more; another boot has to be measured anew."""
+        """Nothing is in flight any more; another boot has to warm up."""
         self._in_flight.clear()
         self._elapsed_us = 0
-        if not is_same_boot:
-            self._paces.clear()
+        self._is_cold |= not is_same_boot
 
     def sent(self, step_id: int, positions: int) -> None:
         """A batch has left; it runs after those before it."""
@@ -57,6 +60,7 @@ class StepClock:
             _, positions = self._in_flight.popleft()
             self._elapsed_us = 0
             if positions:
+                self._is_cold = False
                 self._paces.append(compute_us / positions)
 
     def advance(self, us: int) -> Overdue | None:
@@ -72,4 +76,4 @@ class StepClock:
         """The longest that a batch of so many positions may take."""
         if not self._paces:
             return UNMEASURED_US
-        return max(FLOOR_US, int(SLACK * max(self._paces) * positions))
+        return max(COLD_FLOOR_US if self._is_cold else FLOOR_US, int(SLACK * max(self._paces) * positions))

@@ -1,6 +1,7 @@
 """Going on from what a worker holds: at an attach, and at the start of a term."""
 
 from collections import defaultdict
+from collections.abc import Container
 
 from services.scheduler.core.held_blocks import held_blocks
 from services.scheduler.core.ledger import Ledger
@@ -20,12 +21,15 @@ def new_ledger(submission: Submission, output_token_ids: tuple[int, ...]) -> Led
     return Ledger(len(submission.prompt_token_ids), submission.prompt_token_ids.tolist() + list(output_token_ids))
 
 
-def attach(lifecycle: Lifecycle, config: Config, name: str, report: WorkerReport, now_us: int, *, keeps_orphans: bool) -> None:
+def attach(
+    lifecycle: Lifecycle, config: Config, name: str, report: WorkerReport, now_us: int, forgotten: Container[bytes] | None
+) -> None:
     """Put a replica made from `report` in the place of the worker's earlier one, if there is one.
 
     A live sequence whose slot is reported goes on in it: one that runs on this worker, and one that waits (its worker was thought lost,
     or was not there at the join, or it was preempted in a batch that the worker never started). All others of this worker wait.
-    Prefix-cache entries are kept as far as they hold, and so are slots of unknown requests where `keeps_orphans`.
+    Prefix-cache entries are kept as far as they hold. A slot of an unknown request, but not of one that ended here and was `forgotten`, is
+    kept for it; where `forgotten` is None, none is.
     """
     lifecycle.fleet.check_model(name, report.description)
     earlier = lifecycle.fleet.get(name)
@@ -40,7 +44,8 @@ def attach(lifecycle: Lifecycle, config: Config, name: str, report: WorkerReport
         if slots.get(slot.request_id) is slot:
             continue
         known = lifecycle.book.get(slot.request_id)
-        if known is None and keeps_orphans and slot.request_id not in orphans:
+        is_unknown = known is None and forgotten is not None and slot.request_id not in forgotten
+        if is_unknown and slot.request_id not in orphans:
             orphans[slot.request_id] = slot
         else:
             replica.drop_reported(slot, known.finish if known is not None else None)

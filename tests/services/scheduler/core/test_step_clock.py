@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.scheduler.core.step_clock import FLOOR_US, RATES_MAX, UNMEASURED_US, StepClock
+from services.scheduler.core.step_clock import COLD_FLOOR_US, FLOOR_US, RATES_MAX, UNMEASURED_US, StepClock
 
 
 def measured(*steps: tuple[int, int]) -> StepClock:
@@ -18,7 +18,7 @@ def test_nothing_in_flight_is_never_overdue() -> None:
     assert StepClock().advance(10 * UNMEASURED_US) is None
 
 
-def test_the_first_step_of_a_boot_has_a_long_time() -> None:
+def test_a_step_before_any_was_measured_has_a_long_time() -> None:
     clock = StepClock()
     clock.sent(1, 512)
     assert clock.advance(UNMEASURED_US) is None
@@ -69,11 +69,15 @@ def test_a_batch_is_timed_from_when_it_is_the_oldest() -> None:
     assert clock.advance(1) is not None
 
 
-def test_an_attach_begins_anew_and_another_boot_is_measured_anew() -> None:
+def test_an_attach_begins_anew_and_another_boot_has_to_warm_up() -> None:
     clock = measured((1, 10))
     clock.sent(10, 1)
     clock.advance(FLOOR_US)
     clock.restart(is_same_boot=True)
     assert clock.advance(FLOOR_US) is None and clock.limit_us(1) == FLOOR_US
     clock.restart(is_same_boot=False)
-    assert clock.limit_us(1) == UNMEASURED_US
+    clock.restart(is_same_boot=True)
+    assert clock.limit_us(1) == COLD_FLOOR_US
+    clock.sent(1, 1)
+    clock.answered(1, 10)
+    assert clock.limit_us(1) == FLOOR_US

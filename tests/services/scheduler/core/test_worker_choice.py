@@ -3,6 +3,7 @@
 import pytest
 from fleet_rig import FleetRig
 
+from services.scheduler.core.replica import PATIENCE_US
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.worker_choice import (
     CHOICES,
@@ -100,6 +101,28 @@ def test_who_waits_in_the_line_of_a_busy_worker_does_not_hold_up_the_others() ->
     rig.execute(owner)
     batch = rig.schedule(owner)
     assert batch is not None and [entry.request_id[-1] for entry in batch.entries] == [2]
+    rig.finish_all()
+    for number in (1, 2, 3, 4):
+        rig.assert_as_alone(number)
+
+
+def test_a_worker_that_is_slow_is_not_waited_for() -> None:
+    """A long step, or a hang that nobody has noticed yet: who stood in its line goes to the other one."""
+    rig = FleetRig()
+    rig.submit(1, LONG, max_tokens=12)
+    rig.submit(4, [4, 4, 4], max_tokens=12)
+    rig.turn()
+    owner, other = rig.sequence(1).worker, rig.sequence(4).worker
+    while rig.schedule(owner) is not None:
+        pass
+    rig.submit(2, LONG, max_tokens=2)
+    rig.schedule(other)
+    assert rig.scheduler._lifecycle.waiting.stands_in_line(rig.sequence(2))
+    rig.now_us += PATIENCE_US + 1
+    rig.execute(other)
+    rig.submit(3, LONG, max_tokens=2)
+    batch = rig.schedule(other)
+    assert batch is not None and [entry.request_id[-1] for entry in batch.entries] == [2, 3]
     rig.finish_all()
     for number in (1, 2, 3, 4):
         rig.assert_as_alone(number)

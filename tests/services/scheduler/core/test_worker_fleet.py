@@ -163,6 +163,21 @@ def test_unknown_slots_of_a_late_worker_are_orphans_until_the_grace_ends() -> No
     rig.assert_as_alone(ours[0])
 
 
+def test_a_slot_of_a_request_that_ended_here_is_no_orphan() -> None:
+    """It ended, and was forgotten, while its worker was cut off."""
+    rig = filled_rig()
+    ours = [number for number in range(1, 9) if rig.sequence(number).worker == "worker:0"]
+    rig.lose("worker:0")
+    for number in range(1, 9):
+        rig.scheduler.abort(number.to_bytes(16, "big"), rig.now_us)
+    rig.now_us += 1000 * rig.config.result_retention_ms
+    rig.scheduler.forget_finished(rig.now_us)
+    rig.check()
+    rig.attach("worker:0")
+    replica = rig.scheduler.replica("worker:0")
+    assert replica is not None and not replica.orphans and len(replica.drops) == len(ours) == 4
+
+
 def test_unknown_slots_of_a_worker_that_comes_after_the_grace_are_dropped() -> None:
     rig = taken_over_without(filled_rig(), "worker:0", StoredState())
     rig.scheduler.expire_orphans()
