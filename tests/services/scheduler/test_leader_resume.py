@@ -59,16 +59,31 @@ def test_a_resume_at_another_gateway_goes_on_behind_what_the_client_has(table: T
 def test_a_hello_takes_nothing_from_a_retry_at_another_gateway(table: Table, another: bool) -> None:
     """The number is the same: the retry came later than what the first gateway held as its session broke. Its own new session wins."""
     first, request = begun(table)
-    second = table.gateway(gateway_id=b"h" * 16 if another else b"g" * 16)
+    own = first.session.gateway_id
+    second = table.gateway(gateway_id=b"h" * 16 if another else own)
     second.submit(again(request), 0, tuple(first.tokens[request.request_id]))
     second.read()
-    back = table.gateway((LiveRequest(request.request_id, 0, tuple(first.tokens[request.request_id])),))
+    back = table.gateway((LiveRequest(request.request_id, 0, tuple(first.tokens[request.request_id])),), own)
     assert back.ack.unknown_request_ids == ()
     assert (TakenOver(request.request_id, 0) in back.read()) == another
     table.run()
     winner = second if another else back
     winner.read()
     assert winner.tokens[request.request_id] == expected(request)
+
+
+def test_what_comes_late_on_an_earlier_session_takes_nothing_over(table: Table) -> None:
+    """A Submit was stuck in the network, the gateway's stream broke, and its next session claims the request: then the Submit arrives."""
+    request = submission(1, [5, 6, 7])
+    earlier = table.gateway()
+    back = table.gateway((LiveRequest(request.request_id, 0, ()),), earlier.session.gateway_id)
+    assert back.ack.unknown_request_ids == (request.request_id,)
+    back.submit(request)
+    earlier.submit(request)
+    table.run()
+    assert back.read() == []
+    assert back.tokens[request.request_id] == expected(request)
+    assert earlier.session.closing
 
 
 def test_a_retry_with_the_id_of_a_live_request_is_a_resume_from_the_start(table: Table) -> None:
