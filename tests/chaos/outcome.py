@@ -59,10 +59,17 @@ class Outcome:
         return not self.failure and self.verdict.is_clean and self.aftermath.is_clean and self.kv.is_clean
 
     @property
+    def pause_budget_s(self) -> float | None:
+        """What the 99th percentile of the pauses may be; None for no bound."""
+        budget_s = self.scenario.pause_budget_s
+        if budget_s is None or not self.setup.has_pause_budget:
+            return None
+        return budget_s + (self.setup.recompute_s if self.scenario.loses_worker else 0.0)
+
+    @property
     def is_over_budget(self) -> bool:
         """Whether streams paused for longer than they may."""
-        budget = self.scenario.pause_budget_s
-        return self.setup.has_pause_budget and budget is not None and self.pauses.p99_s > budget
+        return self.pause_budget_s is not None and self.pauses.p99_s > self.pause_budget_s
 
     @property
     def complaints(self) -> list[str]:
@@ -75,7 +82,7 @@ class Outcome:
         verdict, pauses = self.verdict, self.pauses
         state = "ok" if self.is_clean else "FAILED"
         if self.is_clean and self.is_over_budget:
-            state = f"over {self.scenario.pause_budget_s:.0f} s"
+            state = f"over {self.pause_budget_s:.0f} s"
         return (
             f"{self.setup.name:<14}{self.scenario.name:<28}{verdict.streams:>7}{verdict.lost:>6}{verdict.repeated:>9}"
             f"{verdict.wrong + verdict.unfinished:>7}{self.aftermath.recomputed:>11}{verdict.near_ties:>6}{self.kv.blocks:>7}"
@@ -91,7 +98,7 @@ TITLE = (
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, object]:
     """The JSON line at the end."""
-    budgeted = [outcome for outcome in outcomes if outcome.setup.has_pause_budget and outcome.scenario.pause_budget_s]
+    budgeted = [outcome for outcome in outcomes if outcome.pause_budget_s is not None]
     kills = [outcome for outcome in outcomes if outcome.scenario.is_scheduler_kill]
     return {
         "scenarios": len(outcomes),

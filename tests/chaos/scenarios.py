@@ -26,6 +26,7 @@ class Scenario:
     act: Callable[[Stage, random.Random], None]
     pause_budget_s: float | None = None
     is_scheduler_kill: bool = False
+    loses_worker: bool = False  # what it held is computed again
     in_quick: bool = False  # one of those that `make chaos QUICK=1` runs
 
     @property
@@ -274,19 +275,19 @@ SCENARIOS = {
         Scenario("kill-gateway", kill_gateway, KILL_BUDGET_S, in_quick=True),
         Scenario("kill-leader", kill_leader, KILL_BUDGET_S, is_scheduler_kill=True, in_quick=True),
         Scenario("kill-standby", kill_standby, KILL_BUDGET_S, is_scheduler_kill=True, in_quick=True),
-        Scenario("kill-worker", kill_worker, KILL_BUDGET_S, in_quick=True),
+        Scenario("kill-worker", kill_worker, KILL_BUDGET_S, loses_worker=True, in_quick=True),
         Scenario("kill-redis", kill_redis, KILL_BUDGET_S, in_quick=True),
-        Scenario("kill-leader-and-worker", kill_leader_and_worker),
+        Scenario("kill-leader-and-worker", kill_leader_and_worker, loses_worker=True),
         Scenario("kill-everything", kill_everything),
         Scenario("freeze-gateway", freeze_gateway, FREEZE_BUDGET_S),
         Scenario("freeze-leader", freeze_leader, FREEZE_BUDGET_S),
         Scenario("freeze-standby", freeze_standby, FREEZE_BUDGET_S),
-        Scenario("freeze-worker", freeze_worker, FREEZE_BUDGET_S),
+        Scenario("freeze-worker", freeze_worker, FREEZE_BUDGET_S, loses_worker=True),
         Scenario("freeze-redis", freeze_redis, FREEZE_BUDGET_S),
         Scenario("cut-client-gateway", cut_client_gateway),
         Scenario("cut-gateway-leader", cut_gateway_leader),
         Scenario("cut-gateway-standby", cut_gateway_standby),
-        Scenario("cut-scheduler-worker", cut_scheduler_worker),
+        Scenario("cut-scheduler-worker", cut_scheduler_worker, loses_worker=True),
         Scenario("cut-leader-redis", cut_leader_redis),
         Scenario("cut-standby-redis", cut_standby_redis),
         Scenario("cut-all-redis", cut_all_redis),
@@ -297,7 +298,7 @@ SCENARIOS = {
         Scenario("redis-full", redis_full),
         Scenario("restart-gateways", restart_gateways, GRACEFUL_BUDGET_S),
         Scenario("restart-schedulers", restart_schedulers, GRACEFUL_BUDGET_S, is_scheduler_kill=True),
-        Scenario("restart-workers", restart_workers, GRACEFUL_BUDGET_S),
+        Scenario("restart-workers", restart_workers, GRACEFUL_BUDGET_S, loses_worker=True),
         Scenario("restart-redis", restart_redis, GRACEFUL_BUDGET_S),
         Scenario("random-kills", random_kills),
     )

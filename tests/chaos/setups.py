@@ -27,6 +27,9 @@ class Setup:
     gateway_options: tuple[str, ...] = ()
     scenarios: tuple[str, ...] = ()  # that a run without names plays on it; empty: all
     has_pause_budget: bool = True  # one with requests that wait for blocks has none
+    recompute_s: float = (
+        0.0  # what the model itself takes to compute again what a lost worker held: no budget of ours can be shorter
+    )
     lease_ms: int = LEASE_MS
 
     @property
@@ -80,6 +83,7 @@ def cpu(streams: int = 16) -> Setup:
         concurrency=streams,
         asks=asks,
         worker_options=("--threads", "1"),
+        recompute_s=3.0,  # half of the streams with some 120 tokens each, at 300 a second
     )
 
 

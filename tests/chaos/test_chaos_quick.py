@@ -16,6 +16,7 @@ def outcomes() -> dict[str, Outcome]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the first one plays all
 @pytest.mark.parametrize("name", [scenario.name for _, scenarios in quick_plan() for scenario in scenarios])
 def test_a_kill_loses_nothing(outcomes: dict[str, Outcome], name: str) -> None:
     outcome = outcomes[name]
