@@ -25,7 +25,8 @@ class EntriesByBlock:
     @property
     def entries(self) -> PublishedBlocks:
         """One a block."""
-        return self._entries.select(np.sort(self._row_of[self._row_of >= 0]))
+        used = self._row_of[self._row_of >= 0]
+        return self._entries if len(used) == len(self._entries) else self._entries.select(np.sort(used))
 
     def known(self, block_ids: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         """Which of these blocks have an entry."""
@@ -88,7 +89,7 @@ def restore_entries(index: PrefixIndex, blocks: Blocks, entries: Iterable[Publis
     for entry in entries:
         children[entry.parent].append(entry)
     levels: list[list[PublishedBlock]] = []
-    parents: list[int | None] = [None, *{digest for digest in blocks.digests if digest is not None}]
+    parents: list[int | None] = [None, *(children.keys() & blocks.digests)]
     while parents:
         level = [entry for parent in parents for entry in children.pop(parent, ()) if _restore(index, entry)]
         levels.append(level)

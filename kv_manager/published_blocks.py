@@ -63,7 +63,9 @@ class PublishedBlocks(Sequence[PublishedBlock]):
     def concatenate(cls, parts: Iterable["PublishedBlocks"]) -> "PublishedBlocks":
         """All entries of `parts`, all of one block size, in this order."""
         filled = [part.rows for part in parts if len(part.rows)]
-        return cls(np.concatenate(filled)) if filled else NO_BLOCKS
+        if len(filled) == 1:
+            return cls(filled[0])
+        return cls(np.concatenate([packed(rows) for rows in filled]).view(filled[0].dtype)) if filled else NO_BLOCKS
 
     @property
     def block_ids(self) -> npt.NDArray[np.int64]:
@@ -83,7 +85,9 @@ class PublishedBlocks(Sequence[PublishedBlock]):
         return steps
 
     def select(self, index: Any) -> "PublishedBlocks":
-        """The entries that a numpy index picks."""
+        """The entries that a numpy index or mask picks."""
+        if isinstance(index, np.ndarray) and index.dtype == np.bool_ and index.all():
+            return self  # the usual case at a takeover, of many megabytes
         return PublishedBlocks(packed(self.rows)[index].view(self.rows.dtype))
 
     def __len__(self) -> int:

@@ -6,6 +6,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from services.worker.convert import (
     MalformedMessage,
@@ -198,11 +199,11 @@ def submit_from_proto(message: session_pb2.Submit) -> Submit:
     return Submit(submission_from_proto(message.submission), message.subscriber, tuple(message.received_token_ids))
 
 
-def submission_to_proto(submission: Submission) -> session_pb2.Submission:
-    """Message of `submission`, as the session sends and the journal keeps it."""
+def submission_to_proto(submission: Submission, with_prompt: bool = True) -> session_pb2.Submission:
+    """Message of `submission`, as the session sends it; the journal keeps the prompt beside it."""
     return session_pb2.Submission(
         request_id=submission.request_id,
-        prompt_token_ids=submission.prompt_token_ids.tolist(),
+        prompt_token_ids=submission.prompt_token_ids.tolist() if with_prompt else (),
         sampling=sampling_to_proto(submission.sampling),
         detokenize=session_pb2.DetokenizeOptions(
             stop_strings=submission.detokenize.stop_strings,
@@ -221,6 +222,11 @@ def submission_from_proto(message: session_pb2.Submission) -> Submission:
     prompt = np.array(message.prompt_token_ids, np.uint32).view(np.int32)
     if prompt.min() < 0:
         raise MalformedMessage("submission.prompt_token_ids: an id is above 2^31 - 1")
+    return submission_with_prompt(message, prompt)
+
+
+def submission_with_prompt(message: session_pb2.Submission, prompt: npt.NDArray[np.int32]) -> Submission:
+    """What was asked, where the prompt is kept beside the message."""
     return Submission(
         request_id=_request_id(message.request_id, "submission"),
         prompt_token_ids=prompt,

@@ -163,8 +163,7 @@ async def recover(
     assert isinstance(stored, StoredJournal)
 
     def stop_rule(submission: Submission, output: tuple[int, ...]) -> Finish | None:
-        rules = StopRules.of(submission, MODEL, report.description.geometry.num_tokens + 1)
-        return rules.first_stop(submission.prompt_token_ids.tolist() + list(output), 0)
+        return StopRules.of(submission, MODEL, report.description.geometry.num_tokens + 1).first_stop_of(output)
 
     with clock.phase("join"):
         recovered = join(stored.state, {WORKER: report}, claims, stop_rule)

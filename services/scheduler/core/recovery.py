@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+import numpy as np
+
 from services.scheduler.core.held_blocks import held_blocks
 from services.scheduler.core.record import StoredRequest, StoredState
 from services.scheduler.core.recovered import (
@@ -144,14 +146,14 @@ def _terminal_mark(stored: StoredRequest, said: _Sources, tokens: Tokens) -> Fin
 
 def _slot_to_adopt(stored: StoredRequest, live: list[_LiveSlot], tokens: Tokens) -> _LiveSlot | None:
     """The slot of the highest attempt, not behind the store's, whose ids agree over its computed length."""
-    prompt = stored.submission.prompt_token_ids.tolist()
-    known = [*prompt, *tokens]
+    prompt = stored.submission.prompt_token_ids
+    known = np.concatenate((prompt, np.array(tokens, np.int32)))
     for item in live:
         slot = item.slot
         if (
             slot.attempt >= stored.attempt
             and slot.prompt_len == len(prompt)
-            and slot.token_ids[: slot.computed_len].tolist() == known[: slot.computed_len]
+            and np.array_equal(slot.token_ids[: slot.computed_len], known[: slot.computed_len])
         ):
             return item
     return None

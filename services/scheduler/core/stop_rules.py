@@ -50,7 +50,12 @@ class StopRules:
         )
 
     def first_stop(self, token_ids: Sequence[int], checked: int) -> Finish | None:
-        """The earliest stop after the first `checked` output tokens; `token_ids` are prompt and output. None: it goes on."""
+        """The earliest stop after the first `checked` output tokens; `token_ids` are prompt and output. None: it goes on.
+
+        No rule looks at the prompt's ids.
+        """
+        if self._cannot_stop(token_ids, checked):
+            return None
         for end in range(self.prompt_len + checked + 1, len(token_ids) + 1):
             if token_ids[end - 1] in self.ending_ids or end >= self.tokens_max or self.stop_sequences:
                 finish = self._stop_at(token_ids, end)
@@ -63,6 +68,19 @@ class StopRules:
             message = f"the prompt has {self.prompt_len} tokens, the pool now holds {self.pool_len_max - 1}"
             return Finish(FinishReason.UNSCHEDULABLE, 0, message=message)
         return Finish(FinishReason.MAX_MODEL_LEN, output_len)
+
+    def first_stop_of(self, output_token_ids: Sequence[int]) -> Finish | None:
+        """The earliest stop in an output, whatever the prompt's ids."""
+        return self.first_stop([0] * self.prompt_len + list(output_token_ids), 0)
+
+    def _cannot_stop(self, token_ids: Sequence[int], checked: int) -> bool:
+        """A quick look at a whole output, as of a takeover; one token alone is as quickly checked."""
+        return (
+            len(token_ids) > self.prompt_len + checked + 1
+            and len(token_ids) < self.tokens_max
+            and not self.stop_sequences
+            and self.ending_ids.isdisjoint(token_ids[self.prompt_len + checked :])
+        )
 
     def _stop_at(self, token_ids: Sequence[int], end: int) -> Finish | None:
         """The rule that ends a request at its first `end` tokens."""
