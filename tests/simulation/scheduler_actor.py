@@ -63,12 +63,13 @@ class SimSession:
         self.heard_at = owner.world.now
         self.gateway_id = b""
         self.is_greeted = False
+        self.closing = False
         self._owner = owner
-        self._posted: list[Any] = []
+        self.posted: list[Any] = []
         self._is_woken = False
 
     def post(self, message: Any) -> None:
-        self._posted.append(message)
+        self.posted.append(message)
         self.wake()
 
     def wake(self) -> None:
@@ -77,11 +78,14 @@ class SimSession:
             self._owner.later(0, self._flush)
 
     def close(self) -> None:
-        self.end.close()
+        """End the stream, soon: the owner hears of it in its turn."""
+        if not self.closing:
+            self.closing = True
+            self._owner.later(0, lambda: self._owner.end_session(self))
 
     def _flush(self) -> None:
         self._is_woken = False
-        self._owner.flush(self, self._posted)
+        self._owner.flush(self, self.posted)
 
 
 class Term:
@@ -281,7 +285,8 @@ class SimScheduler(Actor):
         for line in term.lines.values():
             line.close()
         for session in list(self._sessions.values()):
-            session.close()
+            session.closing = True
+            session.end.close()
         self._sessions.clear()
         self._journal_line.close()
         self._lease_line.close()
@@ -453,10 +458,16 @@ class SimScheduler(Actor):
         for session in list(self._sessions.values()):
             if self.world.now - session.heard_at > SESSION_SILENCE:
                 session.close()
-                self._closed(session)
             else:
                 self._say(session, Standby() if self.term is None else Heartbeat())
         self.later(HEARTBEAT, self._beat)
+
+    def end_session(self, session: SimSession) -> None:
+        """Say what is left to say, and end the stream."""
+        if session.end.is_open:
+            self.flush(session, session.posted)
+            session.end.close()
+            self._closed(session)
 
     def _closed(self, session: SimSession) -> None:
         self._sessions.pop(session.end, None)
@@ -478,6 +489,7 @@ class SimScheduler(Actor):
             if not term.epoch.supersedes(message.highest_epoch):
                 self._stand_by(message.highest_epoch.number, "a gateway has seen a later epoch", term.epoch)
                 return
+            session.gateway_id = message.gateway_id
             term.hellos[session] = message
             term.gathering._hellos[session] = message  # type: ignore[index]
             if term.leader is not None:
