@@ -87,14 +87,15 @@ class HashPrefixIndex:
         blocks = self._blocks
         # All rows at once; one alone (a decode that fills its block) is cheaper by its number than through a list.
         blocks.token_ids[block_ids if len(block_ids) > 1 else block_ids[0]] = token_ids
+        claim, held_digests, parents, steps = self._first.setdefault, blocks.digests, blocks.parents, blocks.published_steps
         for count, (block_id, digest) in enumerate(zip(block_ids, digests, strict=True)):
-            held = blocks.digests[block_id]
+            held = held_digests[block_id]
             if held is None:
-                if self._first.setdefault(digest, block_id) != block_id and not self._insert_other(parent, block_id, digest):
+                if claim(digest, block_id) != block_id and not self._insert_other(parent, block_id, digest):
                     return count
-                blocks.digests[block_id] = digest
-                blocks.parents[block_id] = parent
-                blocks.published_steps[block_id] = step
+                held_digests[block_id] = digest
+                parents[block_id] = parent
+                steps[block_id] = step
             else:
                 assert held == digest, f"block {block_id} is published with other content"
             parent = digest
