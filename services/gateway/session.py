@@ -79,6 +79,7 @@ class SchedulerSession:
         self._refusal: ServiceError | None = None  # why no request can be served here
         self._connected = False  # the leader has answered
         self._draining = False
+        self._closing = False
         self._decided = asyncio.Event()  # set while connected, or while there is a refusal
         self._pauses = PauseWatch(self._heartbeat_s, SETTLE_S, _now_s())
 
@@ -105,7 +106,7 @@ class SchedulerSession:
 
     async def close(self) -> None:
         """Wait (bounded) until the scheduler has heard everything said so far, the aborts of the last calls included."""
-        leader = self._leadership.leader
+        leader, self._closing = self._leadership.leader, True
         if self._connected and leader is not None:
             try:
                 async with asyncio.timeout(FLUSH_S_MAX):
@@ -220,8 +221,10 @@ class SchedulerSession:
         task.cancel()
 
     def _follow(self, link: SchedulerLink) -> None:
-        _log.info("leader changed", scheduler=link.address, epoch=self._leadership.highest.number, live=len(self.live))
-        self._hello = Hello(self._leadership.highest, self._tokenizer.digest, self._gateway_id, self.live.for_hello())
+        epoch = self._leadership.highest
+        if self._hello is None or self._hello.highest_epoch != epoch:
+            _log.info("leader changed", scheduler=link.address, epoch=epoch.number, live=len(self.live))
+        self._hello = Hello(epoch, self._tokenizer.digest, self._gateway_id, self.live.for_hello())
         link.say(self._hello)
         if not self._draining:  # what another one refused, this one may take
             self._refusal = None
@@ -232,7 +235,8 @@ class SchedulerSession:
         was_leader = link is self._leadership.leader
         successor = self._leadership.gone(link)
         if was_leader:
-            _log.warning("leader lost", scheduler=link.address, why=why, live=len(self.live))
+            log = _log.debug if self._closing else _log.warning
+            log("leader lost", scheduler=link.address, why=why, live=len(self.live))
             self._disconnect()
         if successor is not None:
             self._follow(successor)
