@@ -77,8 +77,11 @@ class FreshPrefill:
             num_decodes=0,
             logits_rows=torch.tensor([count - 1]),
         )
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the idle cluster still takes some time of each core, and threads that wait for each other feel it
         with torch.inference_mode():
             self._model.forward(batch, pool)
+        torch.set_num_threads(threads)
         layers = [torch.stack([pool.keys(layer)[:-1], pool.values(layer)[:-1]], 1) for layer in range(config.num_layers)]
         return torch.stack(layers, 1).transpose(3, 4).contiguous().numpy()
 

@@ -56,6 +56,15 @@ def check_undisturbed(logs: Sequence[StreamLog]) -> None:
     assert verdict.is_clean, f"the undisturbed run is not whole: {verdict.complaints}"
 
 
+def check_stopped(ask: Ask, plain: StreamLog, stopped: StreamLog) -> None:
+    """The answer to an ask with a stop string is the beginning of the answer without one, up to the string."""
+    (stop,) = ask.stop
+    assert stopped.stop == stop and stopped.text == plain.text[: plain.text.index(stop)], (stop, plain.text, stopped.text)
+    assert stopped.token_ids == plain.token_ids[: len(stopped.token_ids)], (
+        f"ask {stopped.ask}: tokens differ before the stop string"
+    )
+
+
 def _judge_stream(verdict: Verdict, ask: Ask, expected: StreamLog, log: StreamLog, rounding: SameButForRounding | None) -> None:
     _judge_form(verdict, log)
     if log.token_ids == expected.token_ids:
