@@ -5,6 +5,8 @@ from tessera.client import ChatMessage, Client
 with Client("127.0.0.1:50051") as client:
     for piece in client.stream([ChatMessage("user", "Why is the sky blue?")], max_tokens=200):
         print(piece.text, end="", flush=True)
+
+With several gateways, as in `Client(["10.0.0.1:50051", "10.0.0.2:50051"])`, an answer outlives the one that it began at.
 """
 
 from tessera.client.async_client import AsyncClient

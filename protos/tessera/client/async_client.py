@@ -83,7 +83,8 @@ class AsyncClient:
                 call.cancel()
 
     async def abort(self, request_id: str) -> None:
-        """End a running request; its own call gets the finish ABORTED. Every gateway is asked: raises NotFound where it runs at none."""
+        """End a running request; its own call gets the finish ABORTED. Every gateway is asked, but of those behind one name only the one
+        in use: raises NotFound where it runs at none of them."""
         failure: TesseraError | None = None
         for gateway in self._gateways.order():
             try:

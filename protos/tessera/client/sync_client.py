@@ -22,11 +22,14 @@ class Client:
     """A connection to each of the gateways that is used; threads may share it. Close it, or use it as a context manager. Calls raise
     TesseraError.
 
-    `generate` and `stream` go on by themselves where a connection breaks, a gateway ends, stops answering or has no scheduler: with
+    `generate` and `stream` go on by themselves where a connection breaks, or a gateway ends, stops answering or has no scheduler: with
     the next gateway, or the same one where there is only one, from where the answer was. No token comes twice and none is left out,
     and the request is not computed a second time while a scheduler knows it. Where nothing new comes for `resume_timeout_s`, the last
-    error is raised. Refusals are raised at once, RESOURCE_EXHAUSTED of the first try too unless `retry_overloaded` is set.
-    Calls go to the first gateway that has not failed; the other calls are tried once at each.
+    error is raised. Refusals are raised at once, RESOURCE_EXHAUSTED of the first try too unless `retry_overloaded` is set. A gateway
+    that lives and loses its client aborts the request, unless it was started with a `--detach-grace-ms`: then an answer that could
+    have gone on ends with the finish ABORTED.
+
+    Calls go to the first gateway that has not failed; those other than `generate` and `stream` are tried once at each.
     """
 
     def __init__(
@@ -87,7 +90,8 @@ class Client:
                 call.cancel()
 
     def abort(self, request_id: str) -> None:
-        """End a running request; its own call gets the finish ABORTED. Every gateway is asked: raises NotFound where it runs at none."""
+        """End a running request; its own call gets the finish ABORTED. Every gateway is asked, but of those behind one name only the one
+        in use: raises NotFound where it runs at none of them."""
         failure: TesseraError | None = None
         for gateway in self._gateways.order():
             try:

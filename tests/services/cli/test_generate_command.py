@@ -18,19 +18,25 @@ RunAsync = Callable[..., Any]
 
 @dataclass
 class ScriptedGateway(inference_pb2_grpc.InferenceServiceServicer):
-    """Answers with `pieces`, then `reason`; or refuses with `refusal`. Keeps what it was asked."""
+    """Answers with `pieces`, then `reason`; or refuses with `refusal`. Keeps what it was asked, and the resumes of that."""
 
     pieces: tuple[str, ...] = ("The capital", " is", " Paris.")
     reason: str = "FINISH_REASON_STOP"
     refusal: tuple[grpc.StatusCode, str] | None = None
+    ends_after: int | None = None  # pieces; then it is UNAVAILABLE
     asked: list[Any] = field(default_factory=list)
+    resumed: list[Any] = field(default_factory=list)
 
     async def StreamGenerate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.asked.append(request.generation)
+        if request.HasField("resume"):
+            self.resumed.append(request.resume)
         if self.refusal is not None:
             await context.abort(*self.refusal)
         text_offset = 0
         for index, piece in enumerate(self.pieces):
+            if index == self.ends_after:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
             yield inference_pb2.StreamGenerateResponse(
                 request_id="r1", text=piece, text_offset=text_offset, token_ids=[index], token_offset=index
             )
@@ -145,6 +151,28 @@ def test_a_value_out_of_range_is_refused_here(run_async: RunAsync, option: str, 
     gateway = ScriptedGateway()
     status, _, err = ask(run_async, gateway, "x", option, value)
     assert status == 2 and option in err and complaint in err and not gateway.asked
+
+
+@pytest.mark.parametrize("form", ["options", "commas"])
+def test_the_answer_goes_on_at_the_next_gateway(run_async: RunAsync, form: str) -> None:
+    first, second = ScriptedGateway(ends_after=2), ScriptedGateway()
+
+    async def story() -> tuple[int, str, str]:
+        async with listening(first) as one, listening(second) as other:
+            given = ("--gateway", one, "--gateway", other) if form == "options" else ("--gateway", f"{one},{other}")
+            return await tessera("generate", "x", *given)
+
+    status, out, err = run_async(story())
+    assert (status, out) == (0, "The capital is Paris.\n")
+    assert "UNAVAILABLE: draining; trying again" in err and "[stop; " in err
+    (resume,) = second.resumed
+    assert (resume.number, resume.token_offset, list(resume.token_ids)) == (1, 2, [0, 1])
+    assert first.asked == second.asked
+
+
+def test_a_gateway_given_twice_is_refused_here(run_async: RunAsync) -> None:
+    status, _, err = run_async(tessera("generate", "x", "--gateway", "a:1", "--gateway", "a:1"))
+    assert status == 2 and "--gateway" in err and "twice" in err
 
 
 def test_nobody_there(run_async: RunAsync) -> None:
