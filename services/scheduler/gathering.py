@@ -61,9 +61,11 @@ class Gathering:
         await self._until(lambda: bool(self.reports))  # it may have gone meanwhile
 
     async def hear_gateways(self, stored: StoredState, wait_s: float) -> None:
-        """Give gateways time to say what they hold of the requests that live, at most `wait_s`."""
-        live = {request_id for request_id, request in stored.requests.items() if request.finish is None}
-        live |= {slot.request_id for report in self.reports.values() for slot in report.slots}
+        """Give gateways time to say what they hold of the requests that live, at most `wait_s`. Where the store has a request's end, a slot
+        that still holds it was only not dropped yet: nobody will claim it."""
+        ended = {request_id for request_id, request in stored.requests.items() if request.finish is not None}
+        in_slots = {slot.request_id for report in self.reports.values() for slot in report.slots}
+        live = (stored.requests.keys() | in_slots) - ended
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._until(lambda: live <= {claim.request_id for hello in self._hellos.values() for claim in hello.live})
