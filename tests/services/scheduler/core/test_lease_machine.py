@@ -131,7 +131,8 @@ class LeaseMachine(RuleBasedStateMachine):
         self.store.is_there = True
         for number, peer in enumerate(self.peers):
             self.go_on(number)
-            peer.is_alone = False
+            if peer.is_alone:
+                self.cut_off_or_reunite(number)
         self.turns(40, [0, 1, 2], (0, 0, 0))
         (leader,) = [peer for peer in self.peers if peer.hold is not None]
         assert leader.hold is not None and leader.hold.may_greet(self.now_us)
