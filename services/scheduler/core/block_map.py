@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from kv_manager.published_blocks import PublishedBlocks, Rows, entry_dtype, packed
 
-PAGE_BLOCKS = 32
+PAGE_BLOCKS = 64
 """Blocks to a page. A store keeps a page as one value: fewer would cost it more bytes a block, more would be rewritten for little."""
 
 _CAPACITY_MIN = 1024
@@ -37,14 +37,22 @@ class BlockMap:
 
     def apply(self, published: PublishedBlocks, unpublished: Sequence[int] | npt.NDArray[np.integer]) -> None:
         """Take entries out, then put others in."""
-        if len(unpublished) and len(self._is_there):
-            gone = np.array(unpublished, np.int64)
-            self._is_there[gone[gone < len(self._is_there)]] = False
-        if len(published):
-            block_ids = published.block_ids
-            self._fit(int(block_ids.max()) + 1, published.rows.dtype)
-            self._rows[block_ids] = packed(published.rows)
-            self._is_there[block_ids] = True
+        self.apply_all([(published, unpublished)])
+
+    def apply_all(self, changes: Sequence[tuple[PublishedBlocks, Sequence[int] | npt.NDArray[np.integer]]]) -> None:
+        """`apply` several of (published, unpublished), in this order. Many cost little more than one."""
+        published = PublishedBlocks.concatenate(blocks for blocks, _ in changes)
+        gone = np.array([block_id for _, unpublished in changes for block_id in unpublished], np.int64)
+        block_ids = np.concatenate((gone, published.block_ids))
+        if not len(block_ids):
+            return
+        self._fit(int(block_ids.max()) + 1, published)
+        # numpy assigns in order: of several values for one block the last stays.
+        self._rows[published.block_ids] = packed(published.rows)
+        times = np.arange(len(changes))
+        lens = ([len(unpublished) for _, unpublished in changes], [len(blocks) for blocks, _ in changes])
+        order = np.argsort(np.concatenate((np.repeat(2 * times, lens[0]), np.repeat(2 * times + 1, lens[1]))), kind="stable")
+        self._is_there[block_ids[order]] = order >= len(gone)
 
     def values(self) -> PublishedBlocks:
         """All entries, by block id."""
@@ -78,17 +86,19 @@ class BlockMap:
     def __repr__(self) -> str:
         return f"BlockMap of {list(self.values())!r}"
 
-    def _fit(self, count: int, dtype: np.dtype[np.void]) -> None:
-        """Make room for blocks below `count`."""
+    def _fit(self, count: int, published: PublishedBlocks) -> None:
+        """Make room for blocks below `count`, of the size of those that come."""
+        if len(published) and published.rows.dtype.itemsize != self._dtype.itemsize:
+            assert not self._is_there.any(), "one worker has one block size"
+            self._dtype = published.rows.dtype
+            self._rows = packed(np.empty(len(self._is_there), self._dtype))
         held = len(self._rows)
-        assert not held or dtype.itemsize == self._dtype.itemsize, "one worker has one block size"
         if count <= held:
             return
         capacity = max(_CAPACITY_MIN, 1 << (count - 1).bit_length())
-        rows, is_there = packed(np.empty(capacity, dtype)), np.zeros(capacity, np.bool_)
-        if held:
-            rows[:held], is_there[:held] = self._rows, self._is_there
-        self._rows, self._is_there, self._dtype = rows, is_there, dtype
+        rows, is_there = packed(np.empty(capacity, self._dtype)), np.zeros(capacity, np.bool_)
+        rows[:held], is_there[:held] = self._rows, self._is_there
+        self._rows, self._is_there = rows, is_there
 
 
 def pages_of(blocks: PublishedBlocks, unpublished: Sequence[int]) -> set[int]:

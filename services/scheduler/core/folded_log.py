@@ -12,13 +12,13 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from kv_manager.published_blocks import NO_BLOCKS, PublishedBlocks
+from kv_manager.published_blocks import PublishedBlocks
 from services.scheduler.core.block_map import PAGE_BLOCKS, BlockMap, BlockPage, pages_of
 from services.scheduler.core.journal_call import Append, FoldedRequest, Generation, LogEntry
-from services.scheduler.core.record import DecodeColumns, Record, StoredState, apply_run
+from services.scheduler.core.record import BlockDelta, DecodeColumns, Record, StoredState, apply_run
 from tessera.values.request import Submission
 
-FOLD_CYCLE = 256
+FOLD_CYCLE = 384
 """A running request, and a page that changes, is written whole about once in so many records. Longer means more memory for the log and more
 to read back, shorter means more bytes per step."""
 
@@ -86,17 +86,18 @@ def _runs(log: Sequence[LogEntry], first: int) -> Iterator[tuple[int, list[Decod
 class LogFolder:
     """The state as of the last record handed to the store, and what of it the log still tells more of than its stored form.
 
-    `_unfolded` maps a request, and `_unfolded_pages` a page (worker, boot, index), to the first record that its stored form may lack, in
-    the order of that number. `_keys` are the records of the log with ids and offsets. `_run` are columns of one set of requests that
-    are not applied to the state yet: many at once cost little more than one.
+    `_unfolded` maps a request, and `_unfolded_pages` for each boot of a worker a page, to the first record that its stored form may
+    lack, in the order of that number. `_keys` are the records of the log with ids and offsets. `_run` are columns of one set of requests that
+    are not applied to the state yet, and `_block_changes` likewise: many at once cost little more than one.
     """
 
     def __init__(self, last_record: int) -> None:
         self._state = StoredState(last_record)
         self._run: list[DecodeColumns] = []
+        self._block_changes: list[BlockDelta] = []
         self._unfolded: dict[bytes, int] = {}
         self._unfolded_ids: tuple[bytes, ...] = ()  # all of these are in _unfolded
-        self._unfolded_pages: dict[tuple[str, bytes, int], int] = {}
+        self._unfolded_pages: dict[tuple[str, bytes], dict[int, int]] = {}
         self._keys: deque[int] = deque()
         self._last_columns: DecodeColumns | None = None
         self._records_since_turn = 0
@@ -106,16 +107,21 @@ class LogFolder:
         if self._run:
             self._state.apply_columns(self._run)
             self._run.clear()
+        if self._block_changes:
+            self._state.apply_blocks(self._block_changes)
+            self._block_changes.clear()
         return self._state
 
     def absorb(self, record: Record) -> None:
-        """Apply a record; what it says in columns, later."""
+        """Apply a record; what it says in columns, and of blocks, later."""
         assert record.number == self._state.last + 1, "records must continue the state"
         columns = record.decoded
-        ends_run = record.requests or record.forgotten or len(self._run) == RUN_LEN_MAX
-        if ends_run or (self._run and columns is not None and columns.request_ids != self._run[0].request_ids):
+        ends_run = record.requests or record.forgotten or record.removed_workers
+        is_full = max(len(self._run), len(self._block_changes)) >= RUN_LEN_MAX
+        if ends_run or is_full or (self._run and columns is not None and columns.request_ids != self._run[0].request_ids):
             self.state()
-        self._state.apply(Record(record.number, record.requests, record.blocks, record.forgotten, None, record.removed_workers))
+        self._state.apply_rare(record)
+        self._block_changes += record.blocks
         if columns is not None:
             self._run.append(columns)
 
@@ -142,8 +148,9 @@ class LogFolder:
             if record.decoded is not None:
                 self._mark_unfolded(record.decoded.request_ids, record.number)
             for blocks in record.blocks:
-                for index in pages_of(PublishedBlocks.of(blocks.published), blocks.unpublished):
-                    self._unfolded_pages.setdefault((blocks.worker, blocks.boot_id, index), record.number)
+                unfolded = self._unfolded_pages.setdefault((blocks.worker, blocks.boot_id), {})
+                changed = pages_of(PublishedBlocks.of(blocks.published), blocks.unpublished)
+                unfolded.update(dict.fromkeys(changed - unfolded.keys(), record.number))
             for request_id in record.forgotten:
                 submissions.pop(request_id, None)
                 touched.pop(request_id, None)
@@ -153,13 +160,13 @@ class LogFolder:
             self._mark_folded(request_id)
         last = self._state.last
         self._records_since_turn += len(records)
-        pages: list[tuple[str, bytes, int]] = []
-        if touched or self._records_since_turn >= RUN_LEN_MAX:  # the state is brought up to date anyway
-            pages = self._take_page_turns()
-            touched.update(dict.fromkeys(self._take_turns()))
+        pages: list[BlockPage] = []
         if not self._state.requests:
-            pages += self._unfolded_pages  # nobody runs: leave no log behind
-            self._unfolded_pages.clear()
+            pages = self._take_page_turns(FOLD_CYCLE)  # nobody runs: leave no log behind
+            self._records_since_turn = 0
+        elif touched or self._records_since_turn >= RUN_LEN_MAX:  # the state is brought up to date anyway
+            pages = self._take_page_turns(self._records_since_turn)
+            touched.update(dict.fromkeys(self._take_turns()))
         requests = self.state().requests if touched else {}
         return Append(
             generation=generation,
@@ -168,7 +175,7 @@ class LogFolder:
             submissions=tuple(submissions.values()),
             requests=tuple(FoldedRequest(last, requests[request_id].copy()) for request_id in touched),
             forgotten=tuple(forgotten),
-            pages=tuple(self._page(*page) for page in pages),
+            pages=tuple(pages),
             log_from=self._log_from(),
         )
 
@@ -183,7 +190,7 @@ class LogFolder:
             before is None
             or record.number % KEY_CYCLE == 0
             or columns.request_ids != before.request_ids
-            or not np.array_equal(columns.token_offsets, before.token_offsets + 1)
+            or columns.token_offsets.tobytes() != (before.token_offsets + np.int32(1)).tobytes()
         )
         self._last_columns = columns
         if is_key:
@@ -193,18 +200,15 @@ class LogFolder:
     def _log_from(self) -> int:
         """The first record that a reader needs: one that something stored may lack, or the key before it or before what comes."""
         after = self._state.last + 1
-        first = min(next(iter(unfolded.values()), after) for unfolded in (self._unfolded, self._unfolded_pages))
+        first = next(iter(self._unfolded.values()), after)
+        for pages in self._unfolded_pages.values():
+            first = min(first, next(iter(pages.values()), after))
         if first == after and self._last_columns is None:
             self._keys.clear()
             return after
         while len(self._keys) > 1 and self._keys[1] <= first:
             self._keys.popleft()
         return min(first, self._keys[0]) if self._keys else first
-
-    def _page(self, worker: str, boot_id: bytes, index: int) -> BlockPage:
-        blocks = self._state.blocks.get((worker, boot_id))
-        entries = NO_BLOCKS if blocks is None else blocks.page(index)
-        return BlockPage(self._state.last, worker, boot_id, index, entries)
 
     def _mark_unfolded(self, request_ids: tuple[bytes, ...], number: int) -> None:
         if request_ids == self._unfolded_ids:  # the steady case, at the price of 256 pointer comparisons
@@ -217,13 +221,16 @@ class LogFolder:
         if self._unfolded.pop(request_id, None) is not None:
             self._unfolded_ids = ()
 
-    def _take_page_turns(self) -> list[tuple[str, bytes, int]]:
-        """The pages whose turn it is, as `_take_turns` has requests."""
-        count = -(-len(self._unfolded_pages) * self._records_since_turn // FOLD_CYCLE)
-        due = list(islice(self._unfolded_pages, count))
-        for page in due:
-            del self._unfolded_pages[page]
-        return due
+    def _take_page_turns(self, num_records: int) -> list[BlockPage]:
+        """The pages whose turn it is after so many records, as `_take_turns` has requests."""
+        pages = []
+        for (worker, boot_id), unfolded in self._unfolded_pages.items():
+            blocks = self.state().blocks[worker, boot_id]
+            due = list(islice(unfolded, -(-len(unfolded) * num_records // FOLD_CYCLE)))
+            for index in due:
+                del unfolded[index]
+                pages.append(BlockPage(self._state.last, worker, boot_id, index, blocks.page(index)))
+        return pages
 
     def _take_turns(self) -> list[bytes]:
         """The requests whose turn it is to be written whole: the longest unfolded ones, as many as take every one once per cycle."""

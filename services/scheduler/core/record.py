@@ -178,16 +178,19 @@ class StoredState:
         """Apply one record; a record at or below `last` is a no-op."""
         if record.number <= self.last:
             return
-        for delta in record.requests:
-            self._apply_request(delta)
+        self.apply_rare(record)
         if record.decoded is not None:
             self.apply_columns((record.decoded,))
-        for worker in record.removed_workers:
-            self._void_boots(worker)
-        for blocks in record.blocks:
-            self._apply_blocks(blocks)
+        self.apply_blocks(record.blocks)
+
+    def apply_rare(self, record: Record) -> None:
+        """Apply all of the next record but what comes with every step, which is for `apply_columns` and `apply_blocks`."""
+        for delta in record.requests:
+            self._apply_request(delta)
         for request_id in record.forgotten:
             self.requests.pop(request_id, None)
+        for worker in record.removed_workers:
+            self._void_boots(worker)
         self.last = record.number
 
     def apply_all(self, records: Iterable[Record]) -> None:
@@ -200,6 +203,17 @@ class StoredState:
         rows = [self.requests[request_id] for request_id in run[0].request_ids]
         apply_run(rows, run, [0] * len(rows))
 
+    def apply_blocks(self, deltas: Sequence[BlockDelta]) -> None:
+        """Apply prefix-cache changes in order. Many at once cost little more than one."""
+        changes: dict[tuple[str, bytes], list[tuple[PublishedBlocks, Sequence[int]]]] = {}
+        for delta in deltas:
+            published = PublishedBlocks.of(delta.published)
+            changes.setdefault((delta.worker, delta.boot_id), []).append((published, delta.unpublished))
+        for boot, of_boot in changes.items():
+            if boot not in self.blocks:  # a worker has one boot at a time: entries of the one before are void
+                self._void_boots(boot[0])
+            self.blocks.setdefault(boot, BlockMap()).apply_all(of_boot)
+
     def _apply_request(self, delta: RequestDelta) -> None:
         request = self.requests.get(delta.request_id)
         if request is None:
@@ -207,12 +221,6 @@ class StoredState:
             request = StoredRequest(delta.submission, delta.arrival, delta.status)
             self.requests[delta.request_id] = request
         request.apply(delta)
-
-    def _apply_blocks(self, delta: BlockDelta) -> None:
-        boot = (delta.worker, delta.boot_id)
-        if boot not in self.blocks:  # a worker has one boot at a time: entries of the one before are void
-            self._void_boots(delta.worker)
-        self.blocks.setdefault(boot, BlockMap()).apply(PublishedBlocks.of(delta.published), delta.unpublished)
 
     def _void_boots(self, worker: str) -> None:
         for boot in [key for key in self.blocks if key[0] == worker]:

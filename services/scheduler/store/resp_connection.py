@@ -34,7 +34,8 @@ class RespConnection(asyncio.Protocol):
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._reader = hiredis.Reader(replyError=ErrorReply)
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()  # and when its time is up, on the loop's clock
+        self._watch: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._lost: ConnectionLost | None = None
 
@@ -74,13 +75,12 @@ class RespConnection(asyncio.Protocol):
         assert self._transport is not None, "not connected"
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._waiting.append(future)
+        due_s = loop.time() + self._timeout_s
+        self._waiting.append((future, due_s))
         self._transport.write(hiredis.pack_command(args))  # type: ignore[arg-type]  # its stub says a tuple of one
-        limit = loop.call_later(self._timeout_s, self._lose, f"no reply within {self._timeout_s:g} s")
-        try:
-            return await future
-        finally:
-            limit.cancel()
+        if self._watch is None:  # one timer for all commands: setting and cancelling one for each costs as much as sending it
+            self._watch = loop.call_at(due_s, self._watch_oldest)
+        return await future
 
     def close(self) -> None:
         """Close at once."""
@@ -96,7 +96,7 @@ class RespConnection(asyncio.Protocol):
         try:
             self._reader.feed(data)
             while self._waiting and (reply := self._reader.gets()) is not False:
-                future = self._waiting.popleft()
+                future, _ = self._waiting.popleft()
                 if future.done():
                     continue
                 if isinstance(reply, ErrorReply):
@@ -117,14 +117,27 @@ class RespConnection(asyncio.Protocol):
         if database := options.get("db"):
             await self.command("SELECT", database)
 
+    def _watch_oldest(self) -> None:
+        """A command's time may be up; if not, look again when the oldest one's is."""
+        self._watch = None
+        if not self._waiting:
+            return
+        loop, (_, due_s) = asyncio.get_running_loop(), self._waiting[0]
+        if due_s <= loop.time():
+            self._lose(f"no reply within {self._timeout_s:g} s")
+        else:
+            self._watch = loop.call_at(due_s, self._watch_oldest)
+
     def _lose(self, why: str) -> None:
         if self._lost is not None:
             return
         self._lost = ConnectionLost(why)
         if self._transport is not None:
             self._transport.abort()
+        if self._watch is not None:
+            self._watch.cancel()
         while self._waiting:
-            future = self._waiting.popleft()
+            future, _ = self._waiting.popleft()
             if not future.done():
                 future.set_exception(ConnectionLost(why))
 
