@@ -106,7 +106,8 @@ class SessionDesk(Protocol):
 
     @property
     def may_speak(self) -> bool:
-        """Whether anything but heartbeats may be said now: this process is not just back from a pause in which it may have been replaced."""
+        """Whether anything but heartbeats may be said now: the term goes on, and this process is not just back from a pause in which it may
+        have been replaced."""
 
     async def opened(self, session: GatewaySession, hello: Hello) -> HelloAck:
         """A gateway came. Waits until this scheduler leads; raises a ServiceError where the two do not fit."""
@@ -158,10 +159,12 @@ class SessionServicer(session_pb2_grpc.SchedulerServiceServicer):
                 while not opening.done() and not session.closing:
                     if not await session.woken():
                         yield convert.response_to_proto(desk.epoch, Heartbeat())  # taking over: the gateway is to wait
-                if opening.done():
+                is_open = opening.done()
+                if is_open:
                     yield convert.response_to_proto(desk.epoch, opening.result())
-                while not session.closing:
-                    woken = await session.woken()
+                while is_open:
+                    is_open = not session.closing  # what is due at its end is said still
+                    woken = not is_open or await session.woken()
                     for message in _due(desk, session, woken):
                         yield convert.response_to_proto(desk.epoch, message)
             if reading.done():

@@ -77,6 +77,7 @@ class Term:
         self._confirmation = asyncio.Event()
         self._over: asyncio.Future[TermEnd] = asyncio.get_running_loop().create_future()
         self._is_durable = False
+        self._has_ended = False
 
     async def run(self) -> None:
         """Lead until somebody else does. Raises TermEnd."""
@@ -91,6 +92,7 @@ class Term:
         except* TermEnd as over:
             raise over.exceptions[0] from None
         finally:
+            self._has_ended = True
             self._health.serving(False)
             self._health.durable(False)
 
@@ -232,7 +234,7 @@ class Term:
     @property
     def may_speak(self) -> bool:
         """See `SessionDesk`."""
-        return self._hold.may_speak(boot_us())
+        return not self._has_ended and self._hold.may_speak(boot_us())
 
     async def opened(self, session: GatewaySession, hello: Hello) -> HelloAck:
         """See `SessionDesk`."""
