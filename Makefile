@@ -85,6 +85,10 @@ proto-check: setup ## Check that the committed stubs are what the .proto files g
 parity: setup ## Compare greedy outputs with transformers on the same weights, in every mode (minutes; ends with a JSON line)
 	@$(BIN)/python -m tests.parity.run $(ARGS)
 
+.PHONY: simulate
+simulate: setup ## Live thousands of random lives of the whole system on simulated time (ARGS=--help; ends with a JSON line)
+	@$(BIN)/python -m tests.simulation.run $(ARGS)
+
 .PHONY: chaos
 chaos: setup ## Kill, freeze and cut off every process under load; nothing may be lost (QUICK=1: one kill of each role; ARGS=--help)
 	@$(BIN)/python -m tests.chaos.run $(if $(QUICK),--quick) $(ARGS)
