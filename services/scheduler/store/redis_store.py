@@ -60,7 +60,7 @@ from tessera.values.request import Submission
 CALL_TIMEOUT_S = 1.0
 """Most time for one command; after it the connection is closed and the answer is `Failed`."""
 
-SCAN_COUNT = 500
+SCAN_COUNT = 250
 LOG_ENTRIES_PER_READ = 64
 """How much one command of `read` may ask for: a large state must not stop the server for everyone."""
 
@@ -98,6 +98,12 @@ class _Line:
                 raise
             reply = await self.command("EVAL", script, len(self.keys), *self.keys, *args)
         return reply
+
+    @property
+    def connection(self) -> RespConnection:
+        """That of the last command. It raises ConnectionLost for ever once it is lost."""
+        assert self._connection is not None, "no command was sent"
+        return self._connection
 
     def close(self) -> None:
         """Give up the connection."""
@@ -190,7 +196,10 @@ class RedisStore:
                 case b"empty":
                     return StoredJournal(None, StoredState())
             _, side, number, counter, last = reply
-            state = await self._read_side(side.decode(), int(last))
+            # On this connection alone: another could lead to a server that was restarted meanwhile, or to another one.
+            state = await self._read_side(self._journal.connection, side.decode(), int(last))
+            if await self._journal.run(scripts.READ, [epoch.number, epoch.instance]) != reply:
+                return Failed("the journal changed while it was read")
         except (*_World, MalformedMessage, DecodeError) as error:
             return _failed(error)
         return StoredJournal(Generation(int(number), int(counter)), state)
@@ -213,12 +222,12 @@ class RedisStore:
             case _:
                 return reply
 
-    async def _read_side(self, side: str, last: int) -> StoredState:
+    async def _read_side(self, connection: RespConnection, side: str, last: int) -> StoredState:
         log_key, requests_key, blocks_key = self._sides[side]
         log: list[bytes] = []
-        while entries := await self._journal.command("LRANGE", log_key, len(log), len(log) + LOG_ENTRIES_PER_READ - 1):
+        while entries := await connection.command("LRANGE", log_key, len(log), len(log) + LOG_ENTRIES_PER_READ - 1):
             log.extend(entries)
-        fields = await self._scan(requests_key)
+        fields = await _scan(connection, requests_key)
         submissions = {key[1:]: submission_from_bytes(data) for key, data in fields.items() if key[:1] == SUBMISSION_TAG}
         folded: dict[bytes, FoldedRequest] = {}
         for key, data in fields.items():
@@ -226,17 +235,19 @@ class RedisStore:
                 if key[1:] not in submissions:
                     raise MalformedMessage(f"stored request {key[1:].hex()} has no submission")
                 folded[key[1:]] = request_from_bytes(data, submissions[key[1:]])
-        pages = [page_from_field(field, data) for field, data in (await self._scan(blocks_key)).items()]
+        pages = [page_from_field(field, data) for field, data in (await _scan(connection, blocks_key)).items()]
         return read_back(last, log_from_bytes(log), folded, pages)
 
-    async def _scan(self, key: bytes) -> dict[bytes, bytes]:
-        fields: dict[bytes, bytes] = {}
-        cursor = b"0"
-        while True:
-            cursor, page = await self._journal.command("HSCAN", key, cursor, "COUNT", SCAN_COUNT)
-            fields.update(zip(page[::2], page[1::2], strict=True))
-            if cursor == b"0":
-                return fields
+
+async def _scan(connection: RespConnection, key: bytes) -> dict[bytes, bytes]:
+    """All fields of a hash, a bounded number at a time."""
+    fields: dict[bytes, bytes] = {}
+    cursor = b"0"
+    while True:
+        cursor, page = await connection.command("HSCAN", key, cursor, "COUNT", SCAN_COUNT)
+        fields.update(zip(page[::2], page[1::2], strict=True))
+        if cursor == b"0":
+            return fields
 
 
 _SHAS: dict[str, str] = {}

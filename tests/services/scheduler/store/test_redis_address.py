@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from journal_leader import LEASE_MS, request
 
 from services.scheduler.core.changes import Changes
 from services.scheduler.core.journal import Journal
 from services.scheduler.core.journal_call import Failed
-from services.scheduler.core.record import Arrival, RequestDelta
-from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.store import embedded_redis
 from services.scheduler.store.embedded_redis import EmbeddedRedis
 from services.scheduler.store.port import EpochTaken, Renewed, StoredJournal
@@ -24,12 +22,9 @@ from services.scheduler.store.redis_store import RedisStore
 from services.scheduler.store.resp_connection import ConnectionLost, RespConnection, read_url
 from tessera.values.config import Config
 from tessera.values.identity import NO_EPOCH, Epoch
-from tessera.values.request import Submission
-from tessera.values.sampling import SamplingParams
 
 RunAsync = Callable[..., Any]
 EPOCH = Epoch(1, b"e" * 16)
-LEASE_MS = 60_000
 SERVICE = "journal"
 
 
@@ -107,14 +102,6 @@ def sentinel(tmp_path: Path, pair: tuple[EmbeddedRedis, EmbeddedRedis]) -> Itera
     running = Sentinel(tmp_path / "s", pair[0])
     yield running
     running.stop()
-
-
-def request(number: int) -> RequestDelta:
-    request_id = number.to_bytes(16, "big")
-    submission = Submission(request_id, np.arange(4, dtype=np.int32), SamplingParams(seed=1))
-    return RequestDelta(
-        request_id, SequenceStatus.WAITING, 0, 0, "", 0, (), 0, (), submission=submission, arrival=Arrival(1, number)
-    )
 
 
 async def drive(store: RedisStore, journal: Journal) -> None:

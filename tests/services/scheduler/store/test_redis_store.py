@@ -7,70 +7,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from journal_leader import EPOCH, LEASE_MS, Leader, request
 
 from kv_manager.published_block import PublishedBlock
 from services.scheduler.core.changes import Changes
 from services.scheduler.core.journal import Journal
-from services.scheduler.core.journal_call import Applied, Failed, Gap, JournalReply
-from services.scheduler.core.record import Arrival, BlockDelta, RequestDelta
-from services.scheduler.core.sequence_status import SequenceStatus
+from services.scheduler.core.journal_call import Applied, Failed, Gap
+from services.scheduler.core.record import BlockDelta
 from services.scheduler.store.embedded_redis import EmbeddedRedis
 from services.scheduler.store.port import EpochTaken, LeaseView, StoredJournal
-from services.scheduler.store.redis_store import RedisStore
 from tessera.values.config import Config
 from tessera.values.identity import NO_EPOCH, Epoch
-from tessera.values.request import Submission
-from tessera.values.sampling import SamplingParams
 
 RunAsync = Callable[..., Any]
-EPOCH = Epoch(1, b"\xff\x00" * 8)
-LEASE_MS = 60_000
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
     with EmbeddedRedis(tmp_path) as running:
         yield running
-
-
-def request(number: int, prompt_len: int = 4) -> RequestDelta:
-    request_id = number.to_bytes(16, "big")
-    submission = Submission(request_id, np.arange(prompt_len, dtype=np.int32), SamplingParams(seed=1))
-    return RequestDelta(
-        request_id, SequenceStatus.WAITING, 0, 0, "", 0, (), 0, (), submission=submission, arrival=Arrival(1, number)
-    )
-
-
-class Leader:
-    """A journal and its store; `drive` makes calls until there is nothing to do or one of them fails."""
-
-    def __init__(self, url: str, timeout_s: float = 5.0) -> None:
-        self.store = RedisStore(url, "group", timeout_s)
-        self.journal = Journal(Config(), 1, 0)
-
-    async def begin(self) -> None:
-        assert await self.store.take_epoch(NO_EPOCH, EPOCH, LEASE_MS) == EpochTaken()
-        assert await self.write(Changes((request(1),))) == Applied(1)
-
-    async def write(self, changes: Changes) -> JournalReply | None:
-        self.journal.add(changes, 0)
-        return await self.drive()
-
-    async def drive(self) -> JournalReply | None:
-        reply: JournalReply | None = None
-        while (call := self.journal.next_call(2**60)) is not None:
-            reply = await self.store.call(EPOCH, call)
-            self.journal.on_reply(reply, 0)
-            if isinstance(reply, Failed):
-                break
-        return reply
-
-    async def requests(self) -> set[int]:
-        stored = await self.store.read(EPOCH)
-        assert isinstance(stored, StoredJournal), stored
-        return {int.from_bytes(request_id, "big") for request_id in stored.state.requests}
 
 
 def test_all_keys_of_a_group_share_one_hash_tag(server: EmbeddedRedis, run_async: RunAsync) -> None:
@@ -261,10 +217,26 @@ def test_bytes_that_no_scheduler_wrote_fail_the_read(server: EmbeddedRedis, run_
         leader = Leader(server.url)
         await leader.begin()
         key = leader.store._sides["a"][1]
-        for field, value in ((b"r" + b"x" * 16, b""), (b"r" + (1).to_bytes(16, "big"), b"\xff\xff")):
+        known = (1).to_bytes(16, "big")
+        for field, value in ((b"r" + b"x" * 16, b""), (b"r" + known, b"\xff\xff"), (b"s" + known, b"\x01\x00\x00\x00\x07")):
+            before = await leader.store._journal.command("HGET", key, field)
             await leader.store._journal.command("HSET", key, field, value)
-            assert isinstance(await leader.store.read(EPOCH), Failed)
-            await leader.store._journal.command("HDEL", key, field)
+            assert isinstance(await leader.store.read(EPOCH), Failed), (field, value)
+            if before is None:
+                await leader.store._journal.command("HDEL", key, field)
+            else:
+                await leader.store._journal.command("HSET", key, field, before)
+        pages, page = leader.store._sides["a"][2], bytes(12)
+        for field, value in ((bytes(20), b""), (bytes(20), page + bytes(27)), (bytes(19), page)):
+            await leader.store._journal.command("HSET", pages, field, value)
+            assert isinstance(await leader.store.read(EPOCH), Failed), (field, value)
+            await leader.store._journal.command("HDEL", pages, field)
+        no_key, cut_off = b"\x01" + bytes((1, 0, 0, 0, 0, 0, 0, 0)) + bytes(4), b"\x03" + bytes((1, 0, 0, 0, 0, 0, 0, 0))
+        for entry in (b"\x01", no_key, cut_off, b"\x00" + bytes(5)):
+            await leader.store._journal.command("RPUSH", leader.store._sides["a"][0], entry)
+            assert isinstance(await leader.store.read(EPOCH), Failed), entry
+            await leader.store._journal.command("RPOP", leader.store._sides["a"][0])
+        assert await leader.requests() == {1}
         await leader.store.close()
 
     run_async(scenario())
