@@ -31,7 +31,7 @@ class AsyncClient:
         self._policy = ResumePolicy(len(self._gateways.addresses), resume_timeout_s, retry_overloaded)
         self._channels = [grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) for address in self._gateways.addresses]
         self._stubs: list[Any] = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in self._channels]
-        self._is_closed = False
+        self._closed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         return self
@@ -43,7 +43,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """End the connections; calls still running are cancelled."""
-        self._is_closed = True
+        self._closed.set()
         for channel in self._channels:
             await channel.close()
 
@@ -76,8 +76,7 @@ class AsyncClient:
                 self._gateways.leave(gateway)
                 if answer.failures == 1:
                     self._gateways.log_failure(gateway, failure)
-                await asyncio.sleep(step.delay_s)
-                if self._is_closed:
+                if await self._closes_within(step.delay_s):
                     raise failure from error
             finally:
                 call.cancel()
@@ -128,3 +127,11 @@ class AsyncClient:
                     raise failure from error
                 self._gateways.leave(gateway)
         raise AssertionError("the last gateway answers or raises")
+
+    async def _closes_within(self, delay_s: float) -> bool:
+        """Wait, but no longer than the client is open."""
+        try:
+            async with asyncio.timeout(delay_s):
+                return await self._closed.wait()
+        except TimeoutError:
+            return False
