@@ -28,11 +28,6 @@ class EntriesByBlock:
         used = self._row_of[self._row_of >= 0]
         return self._entries if len(used) == len(self._entries) else self._entries.select(np.sort(used))
 
-    def known(self, block_ids: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-        """Which of these blocks have an entry."""
-        known: npt.NDArray[np.bool_] = self._row_of[block_ids] >= 0
-        return known
-
     def digests_of(self, block_ids: npt.NDArray[np.integer], rows: npt.NDArray[np.int32]) -> list[int]:
         """Digests of the first of these consecutive blocks, from a sequence's first block on: as far as each has an entry with the same
         ids, int32 `[blocks, block_size]`, that continues the one before. Comparing costs a tenth of hashing. Only for sequences of

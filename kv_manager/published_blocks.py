@@ -107,7 +107,8 @@ class PublishedBlocks(Sequence[PublishedBlock]):
     def __getitem__(self, index: int | slice) -> "PublishedBlock | PublishedBlocks":
         if isinstance(index, slice):
             return self.select(index)
-        return next(iter(self.select(slice(index, index + 1 or None))))
+        (entry,) = self.select([index])
+        return entry
 
     def __iter__(self) -> Iterator[PublishedBlock]:
         rows = self.rows
