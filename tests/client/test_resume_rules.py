@@ -330,5 +330,5 @@ class Resuming(RuleBasedStateMachine):
             assert self.request.generation == GENERATION
 
 
-Resuming.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Resuming.TestCase.settings = settings(max_examples=80, stateful_step_count=20, deadline=None)
 TestResuming = Resuming.TestCase
