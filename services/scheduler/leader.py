@@ -217,7 +217,7 @@ class Leader:
     def tick(self) -> None:
         """What happens by the passing of time alone; called every few tens of milliseconds."""
         now = self._clock()
-        self.scheduler.forget_finished(now)
+        self.scheduler.forget_finished(now, self._streams.is_owed)
         for request_id in self._streams.expired(now):
             self.scheduler.abort(request_id, now)
         if self._orphans_until_us is not None and now >= self._orphans_until_us:

@@ -1,6 +1,6 @@
 """All requests a scheduler knows, live and finished, and which of them the journal has to hear about."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from services.scheduler.core.changes import decode_columns, is_steady, request_delta
 from services.scheduler.core.record import DecodeColumns, RequestDelta
@@ -79,21 +79,23 @@ class RequestBook:
                 del self._by_client_id[_name(sequence)]
             self._finished_by_client_id[_name(sequence)] = sequence
 
-    def forget_finished(self, ended_before_us: int) -> list[bytes]:
-        """Drop requests that ended before this time or at it; returns their ids."""
+    def forget_finished(self, ended_before_us: int, is_owed: Callable[[bytes], bool]) -> list[bytes]:
+        """Drop requests that ended before this time or at it, except those whose end somebody waits for; returns their ids."""
         dropped = []
-        while self._finished:
-            sequence = next(iter(self._finished.values()))
+        for sequence in self._finished.values():
             if sequence.finished_us > ended_before_us:
                 break
-            dropped.append(sequence.request_id)
+            if not is_owed(sequence.request_id):
+                dropped.append(sequence)
+        for sequence in dropped:
             del self._finished[sequence.request_id], self._sequences[sequence.request_id]
             if self._finished_by_client_id.get(_name(sequence)) is sequence:
                 del self._finished_by_client_id[_name(sequence)]
             self._touched.pop(sequence.request_id, None)
             self._decoded.pop(sequence.request_id, None)
-        self._forgotten += dropped
-        return dropped
+        forgotten = [sequence.request_id for sequence in dropped]
+        self._forgotten += forgotten
+        return forgotten
 
     def take_changes(self) -> tuple[tuple[RequestDelta, ...], DecodeColumns | None, tuple[bytes, ...]]:
         """What changed since the last call: deltas, columns of requests that only decoded, and ids forgotten."""

@@ -3,7 +3,7 @@
 Synchronous, without clock or I/O: the shell calls it from one event loop and passes the time as integer microseconds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -134,9 +134,10 @@ class Scheduler:
             sequence.end_earlier(finish)
             self._book.touch(sequence)
 
-    def forget_finished(self, now_us: int) -> None:
-        """Drop finished requests that nobody can read any more (`result_retention_ms`)."""
-        forgotten = self._book.forget_finished(now_us - 1000 * self._config.result_retention_ms)
+    def forget_finished(self, now_us: int, is_owed: Callable[[bytes], bool] = lambda _: False) -> None:
+        """Drop finished requests that nobody can read any more (`result_retention_ms`). `is_owed` tells of one that its subscriber has
+        not been sent the end yet: it stays until then."""
+        forgotten = self._book.forget_finished(now_us - 1000 * self._config.result_retention_ms, is_owed)
         if self._forgotten is not None:
             self._forgotten.update(forgotten)
 

@@ -118,6 +118,11 @@ class Streams(Generic[S]):
         stream = self._streams.get(request_id)
         return None if stream is None or stream.session is None else Subscription(stream.session, stream.subscriber)
 
+    def is_owed(self, request_id: bytes) -> bool:
+        """Whether a session has claimed a request and not been sent its end yet."""
+        stream = self._streams.get(request_id)
+        return stream is not None and stream.session is not None and not stream.is_end_sent
+
     def close(self, session: S, now_us: int) -> None:
         """A session is gone: its requests are detached, and expire after the grace unless someone claims them."""
         for request_id, stream in self._streams.items():

@@ -134,6 +134,7 @@ def test_results_go_after_their_retention(table: Table) -> None:
     gateway, request = table.gateway(), submission(1, [5, 6, 7])
     gateway.submit(request)
     table.run()
+    gateway.read()
     table.later(CONFIG.result_retention_ms)
     assert table.leader.scheduler.request(request.request_id) is None
     assert table.store.is_bare

@@ -120,6 +120,25 @@ def test_a_finished_request_can_be_resumed_within_its_retention(table: Table) ->
     assert second.finishes == {request.request_id: FinishReason.MAX_TOKENS}
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_result_is_not_forgotten_before_its_gateway_was_sent_the_end(table: Table, resumed: bool) -> None:
+    """A slow gateway, and one that came for it in the last moment: with nothing to send any more both would wait for ever."""
+    gateway, request = begun(table, steps=1000)
+    if resumed:
+        table.later(CONFIG.result_retention_ms - 1)
+        received = tuple(gateway.tokens[request.request_id])[:18]
+        gateway = table.gateway()
+        gateway.submit(again(request), 1, received)
+    else:
+        gateway = table.gateway(live=(LiveRequest(request.request_id, 1, tuple(gateway.tokens[request.request_id])[:18]),))
+    table.later(CONFIG.result_retention_ms)
+    gateway.read()
+    assert gateway.tokens == {request.request_id: expected(request)}
+    assert gateway.finishes == {request.request_id: FinishReason.MAX_TOKENS}
+    table.later(1)
+    assert table.leader.scheduler.request(request.request_id) is None
+
+
 def test_what_has_ended_is_no_obstacle_to_a_new_request_of_the_same_id(table: Table) -> None:
     gateway, request = begun(table, steps=1000)
     assert gateway.finishes
@@ -133,6 +152,7 @@ def test_what_has_ended_is_no_obstacle_to_a_new_request_of_the_same_id(table: Ta
 def test_a_resume_after_the_retention_begins_anew_behind_the_tokens_received(table: Table) -> None:
     first, request = begun(table)
     received = tuple(first.tokens[request.request_id])
+    table.leader.session_closed(first.session)
     table.run()
     table.later(CONFIG.result_retention_ms)
     assert table.leader.scheduler.request(request.request_id) is None
