@@ -123,13 +123,17 @@ PORTS = range(15_000, 32_000)
 """Below what the kernel gives to outgoing connections: nobody takes the port of a server that is just down."""
 
 
+_given: set[int] = set()
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on at this moment."""
+    """Ports of 127.0.0.1 that nobody listens on at this moment; no port is given twice."""
     found: list[int] = []
     while len(found) < count:
         port = random.choice(PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            if port not in found:
+            if port not in _given:
+                _given.add(port)
                 found.append(port)
     return found
