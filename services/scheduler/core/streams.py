@@ -192,6 +192,7 @@ class Streams(Generic[S]):
     def _tell(self, stream: _Stream[S], delta: RequestDelta, number: int) -> None:
         if delta.token_offset < stream.told_len:  # cut, or replaced by what a gateway had seen
             stream.visible_len = min(stream.visible_len, delta.token_offset)
+            stream.finish = None  # that of the output before; this record's may be seen with its tokens
             stream.void_until = number - 1
         stream.told_len = delta.token_offset + len(delta.token_ids)
         stream.told_finish = delta.finish

@@ -287,6 +287,21 @@ def test_a_finish_that_comes_earlier_replaces_the_first(desk: Desk) -> None:
     assert desk.streams.take_frame("g1") == [RequestOutput(A, 0, 0, (1, 2), 7, earlier, TIMINGS)]
 
 
+def test_an_end_that_was_replaced_is_not_sent_with_the_tokens_of_the_next(desk: Desk) -> None:
+    """A stop string was found in tokens that had ended by themselves, and before that is written somebody else claims the request."""
+    desk.streams.claim("g1", A, 0, 0)
+    desk.delta(A, 5, 6, 7, finish=Finish(FinishReason.MAX_TOKENS, 3))
+    desk.streams.release(desk.number, is_durable=True)
+    desk.frame("g1")
+    earlier = Finish(FinishReason.STOP_STRING, 2, stop_string="x")
+    number = desk.delta(A, 5, 6, offset=0, finish=earlier)
+    desk.streams.claim("g2", A, 1, 1)
+    assert desk.streams.take_frame("g2") == []
+    desk.streams.release(number, is_durable=True)
+    (output,) = desk.streams.take_frame("g2")
+    assert (output.token_offset, output.token_ids, output.finish) == (1, (6,), earlier)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_every_gateway_sees_dense_offsets_and_one_end(seed: int) -> None:
     """Random decoding, acknowledging, taking and losing of sessions: what a client puts together is the output, once."""
