@@ -1,12 +1,14 @@
 """Planted defects: one rule each taken out of the real code. The simulation must find every one of them."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
 from gateway.leadership import Answer, Leadership
 from kv_manager.published_block import PublishedBlock
+from kv_manager.published_blocks import PublishedBlocks
 from services.scheduler.core import held_blocks, recovery
 from services.scheduler.core.journal_call import Append, Applied, JournalReply
 from services.scheduler.core.lease import LeaseHold, LeaseWatch
@@ -33,25 +35,31 @@ def _keep_overwritten_hashes(patch: Patch) -> None:
     """A prefix-cache entry is believed although its block was written since."""
     real = held_blocks.held_blocks
 
-    def held(report: WorkerReport, recorded: Iterable[PublishedBlock]) -> tuple[PublishedBlock, ...]:
-        entries = {entry.block_id: entry for entry in real(report, ())}
-        return tuple({**{entry.block_id: entry for entry in recorded}, **entries}.values())
+    def held(report: WorkerReport, recorded: Iterable[PublishedBlock]) -> PublishedBlocks:
+        forgetful = replace(report, last_write_step=np.zeros_like(report.last_write_step))
+        return real(forgetful, recorded)
 
     patch.setattr(recovery, "held_blocks", held)
 
 
 def _apply_records_twice(patch: Patch) -> None:
-    """The store carries a retried call out again."""
+    """The store does not see that it has the records of a retried call already."""
+    real = MemoryStore._append
 
     def append(self: MemoryStore, epoch: Epoch, call: Append) -> JournalReply:
         side = self._complete
-        if side is not None and side.generation == call.generation and self.epoch == epoch and call.last <= side.last:
-            side.log.extend(call.log)
-            side.last += len(call.log)
-            return Applied(side.last)
-        return real(self, epoch, call)
+        if side is None or self.epoch != epoch or side.generation != call.generation or call.first > side.last + 1:
+            return real(self, epoch, call)
+        side.log.extend(call.log)
+        side.last += len(call.log)
+        num_needed = call.last - call.log_from + 1
+        num_extra = side.last - call.last if num_needed else 0
+        del side.log[: max(0, len(side.log) - num_needed - num_extra)]
+        side.put(call.requests, call.pages)
+        for request_id in call.forgotten:
+            side.requests.pop(request_id, None)
+        return Applied(side.last)
 
-    real = MemoryStore._append
     patch.setattr(MemoryStore, "_append", append)
 
 
@@ -75,8 +83,9 @@ def _follow_lower_epochs(patch: Patch) -> None:
 
 
 def _speak_after_a_pause(patch: Patch) -> None:
-    """A leader does not wait for a confirmation."""
+    """A leader waits for no confirmation."""
     patch.setattr(LeaseHold, "may_speak", lambda self, now_us: True)
+    patch.setattr(LeaseHold, "may_greet", lambda self, now_us: True)
 
 
 def _adopt_old_attempts(patch: Patch) -> None:
@@ -86,12 +95,8 @@ def _adopt_old_attempts(patch: Patch) -> None:
         stored: recovery.StoredRequest, live: list[recovery._LiveSlot], tokens: Tokens
     ) -> recovery._LiveSlot | None:
         known = [*stored.submission.prompt_token_ids.tolist(), *tokens]
-        fit = (
-            item
-            for item in reversed(live)
-            if item.slot.token_ids[: item.slot.computed_len].tolist() == known[: item.slot.computed_len]
-        )
-        return next(fit, None)
+        oldest_first = [(item, item.slot.computed_len) for item in reversed(live)]
+        return next((item for item, end in oldest_first if item.slot.token_ids[:end].tolist() == known[:end]), None)
 
     patch.setattr(recovery, "_slot_to_adopt", slot_to_adopt)
 
@@ -103,10 +108,10 @@ def _take_held_leases(patch: Patch) -> None:
 
 
 DEFECTS = {
-    "a hash is not dropped after an overwrite": Defect(_keep_overwritten_hashes, "scheduler", 300),
-    "a record is applied twice": Defect(_apply_records_twice, "store", 300),
-    "a stale leader's frame is delivered": Defect(_deliver_stale_frames, "scheduler", 300),
-    "a gateway does not refuse lower epochs": Defect(_follow_lower_epochs, "scheduler", 300),
-    "a slot is adopted at an old attempt": Defect(_adopt_old_attempts, "scheduler", 300),
+    "a hash is not dropped after an overwrite": Defect(_keep_overwritten_hashes, "lag", 100),
+    "a record is applied twice": Defect(_apply_records_twice, "lag", 100),
+    "a stale leader's frame is delivered": Defect(_deliver_stale_frames, "stale", 100),
+    "a gateway does not refuse lower epochs": Defect(_follow_lower_epochs, "stale", 100),
+    "a slot is adopted at an old attempt": Defect(_adopt_old_attempts, "moved", 100),
     "a lease is taken too early, and no worker fences": Defect(_take_held_leases, "none", 20),
 }

@@ -1,6 +1,5 @@
-"""Faults: what breaks, when and for how long, drawn from the seed."""
+"""Faults: what breaks, when and for how long."""
 
-import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,32 +13,7 @@ SECOND = 1_000_000
 HANG = 13 * SECOND
 """Longer than the least time after which a step is overdue."""
 
-KINDS: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "scheduler": ("drain leader", "kill leader", "kill scheduler", "pause leader", "pause scheduler", "break session"),
-    "gateway": ("kill gateway", "pause gateway", "break session", "break call"),
-    "worker": ("kill worker", "pause worker", "break worker", "hang worker"),
-    "store": ("restart store", "empty store", "older store", "full store", "pause store", "break store"),
-    "cut": ("cut leader worker", "cut leader store", "cut scheduler store", "cut scheduler gateway", "cut client gateway"),
-    # What makes a store lag behind, and a takeover from there.
-    "lag": (
-        "kill leader",
-        "kill leader",
-        "pause leader",
-        "older store",
-        "full store",
-        "pause store",
-        "break store",
-        "cut leader store",
-    ),
-    # A leader that others think is gone.
-    "stale": ("pause leader", "cut leader store", "cut leader store", "cut leader worker", "cut leader gateway", "kill worker"),
-    # Requests that change workers, and a takeover then.
-    "moved": ("kill leader", "kill leader", "cut leader worker", "cut leader worker", "pause worker", "break worker"),
-}
-KINDS["all"] = tuple(dict.fromkeys(kind for group in list(KINDS) for kind in KINDS[group]))
-
-_SPARES = frozenset(KINDS["scheduler"])
+_SPARES = frozenset(("drain", "kill", "pause"))
 
 
 @dataclass(frozen=True)
@@ -58,22 +32,8 @@ class Fault:
     @property
     def spares_workers_and_store(self) -> bool:
         """Whether every position that a worker holds survives it."""
-        return self.kind in _SPARES
-
-
-def draw_faults(rng: random.Random, kinds: tuple[str, ...], begin: int) -> tuple[Fault, ...]:
-    """A few faults, some of them close to each other."""
-    if not kinds:
-        return ()
-    if rng.random() < 0.5:
-        kinds = tuple(rng.choice(kinds) for _ in range(rng.choice((1, 2, 2, 3))))
-    faults = []
-    at = begin + rng.randrange(SECOND)
-    for _ in range(rng.choice((1, 2, 2, 3, 4, 5))):
-        duration = rng.choice((rng.randrange(10_000, 300_000), rng.randrange(300_000, 3 * SECOND)))
-        faults.append(Fault(at, rng.choice(kinds), rng.randrange(1 << 16), duration))
-        at += rng.choice((rng.randrange(60_000), rng.randrange(300_000), rng.randrange(2 * SECOND)))
-    return tuple(faults)
+        verb, *what = self.kind.split()
+        return what == ["session"] or (verb in _SPARES and what[0] in ("leader", "scheduler"))
 
 
 def strike(fault: Fault, system: "System") -> None:
@@ -91,10 +51,10 @@ def strike(fault: Fault, system: "System") -> None:
         "client": [client for client in system.clients if not client.is_done] or system.clients,
         "store": [system.store],
     }
-    if verb == "cut":
+    if verb in ("cut", "slow"):
         one = groups[what[0]][fault.victim % len(groups[what[0]])]
         other = groups[what[1]][fault.victim // 7 % len(groups[what[1]])]
-        system.world.cut(one, other, duration)
+        (system.world.cut if verb == "cut" else system.world.slow_down)(one, other, duration)
         return
     if verb == "break":
         kinds = {"session": ("session",), "call": ("call",), "store": ("store",), "worker": ("execute", "attach")}[what[0]]

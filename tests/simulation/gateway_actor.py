@@ -12,7 +12,8 @@ from services.gateway.request_stream import RequestStream
 from services.gateway.scheduler_link import SessionBroken, StreamEnd
 from services.rpc.errors import ServiceError
 from tessera.values.identity import Epoch
-from tessera.values.session import Frame, GatewayMessage, Heartbeat, HelloAck, Invite, SchedulerMessage, Standby
+from tessera.values.request import RequestOutput
+from tessera.values.session import GatewayMessage, Heartbeat, HelloAck, Invite, SchedulerMessage, Standby
 from tests.simulation.store_actor import run_now
 from tests.simulation.workload import Ask, SimTokenizer
 from tests.simulation.world import Actor, End, Violation, World
@@ -71,7 +72,6 @@ class SimLink:
         self._heard_at = self._owner.world.now
         self._was_of_use = self._was_of_use or not isinstance(message, Invite | Heartbeat)
         session: Any = self._owner.session
-        before = self._owner.progress()
         try:
             match message:
                 case Invite(protocol):
@@ -82,7 +82,7 @@ class SimLink:
                     session.heard(self, epoch, message)
         except SessionBroken as broken:
             self._over(end, str(broken))
-        self._owner.check_origin(self.address, epoch, message, before)
+        self._owner.check_origin(self.address, epoch, message)
         self._owner.serve_calls()
 
     def _over(self, end: End | None, why: str) -> None:
@@ -127,6 +127,9 @@ class SimGateway(Actor):
         self.calls: dict[End, RequestStream] = {}
         self.session = real_session.SchedulerSession(self._config, SimTokenizer(), self._standing)  # type: ignore[arg-type]
         self.session._present = frozenset(self._schedulers)
+        self._really_take_output = self.session._take_output
+        self.session._take_output = self._take_output  # type: ignore[method-assign]
+        self._num_taken = 0
         for scheduler in self._schedulers:
             SimLink(self, scheduler)
         self.later(HEARTBEAT // 4, self._watch)
@@ -136,18 +139,19 @@ class SimGateway(Actor):
         """Requests that a scheduler may still send something for."""
         return len(self.session.live)
 
-    def progress(self) -> list[tuple[bytes, int, bool]]:
-        """How far every live request is."""
-        return [(stream.request_id, stream.num_tokens, stream.ended) for stream in self.session.live]
+    def _take_output(self, output: RequestOutput) -> None:
+        self._num_taken += 1
+        self._really_take_output(output)
 
-    def check_origin(
-        self, scheduler: str, epoch: Epoch, message: SchedulerMessage, before: list[tuple[bytes, int, bool]]
-    ) -> None:
+    def check_origin(self, scheduler: str, epoch: Epoch, message: SchedulerMessage) -> None:
         """Nothing that a leader says counts once a later one has answered here."""
         if isinstance(message, HelloAck):
+            if epoch.number < self._answered_epoch and self._stands:
+                raise Violation(f"{self.name} follows epoch {epoch.number} after {self._answered_epoch}")
             self._answered_epoch = max(self._answered_epoch, epoch.number)
-        elif isinstance(message, Frame) and epoch.number < self._answered_epoch and before != self.progress():
+        elif self._num_taken and epoch.number < self._answered_epoch:
             raise Violation(f"{self.name} takes a frame of epoch {epoch.number} from {scheduler} after {self._answered_epoch}")
+        self._num_taken = 0
 
     def lives_on(self, end: End) -> bool:
         """Whether this process serves `end` to its end, and cannot take a pause of its own for the client's leaving."""

@@ -3,23 +3,37 @@
 from typing import Any
 
 from services.scheduler.core.record import StoredState
+from services.scheduler.core.replica import Replica
 from services.scheduler.core.scheduler import Scheduler
 from tessera.values.report import SlotReport, WorkerReport
+from tests.services.scheduler.core.fake_worker import FakeWorker, prefix_digests
 from tests.simulation.world import Violation, World
 
 
 class Oracle:
     """Knows what workers physically hold. `is_strict`: no position that a reachable worker held when a scheduler took over may be computed
-    again; only for runs in which nothing but schedulers and sessions fail."""
+    again; only for runs in which nothing but schedulers and sessions fail. `store_forgets`: what was acknowledged may be lost, and a request
+    that has ended may be run again as if it had never been."""
 
-    def __init__(self, world: World, is_strict: bool) -> None:
+    def __init__(self, world: World, *, is_strict: bool, store_forgets: bool) -> None:
         self._world = world
         self.is_strict = is_strict
+        self._store_forgets = store_forgets
         self.num_recomputed = 0
         self.num_takeovers = 0
         self._held: dict[str, dict[tuple[bytes, int], int]] = {}
         self._is_due: set[str] = set()
         self._attempts: dict[tuple[bytes, bytes], int] = {}
+        self._outputs: dict[str, list[int]] = {}
+        self._machines: dict[str, FakeWorker] = {}
+
+    def expects(self, client_request_id: str, token_ids: list[int]) -> None:
+        """What the model gives for a request."""
+        self._outputs[client_request_id] = token_ids
+
+    def watches(self, worker: str, machine: FakeWorker) -> None:
+        """The memory of a worker."""
+        self._machines[worker] = machine
 
     def is_fenced_anew(self, worker: str) -> None:
         """A new leader attaches this worker; its next report counts."""
@@ -40,7 +54,7 @@ class Oracle:
     def enters(self, boot_id: bytes, request_id: bytes, attempt: int) -> None:
         """A sequence enters a slot: no boot of a worker sees an attempt twice, or one that is behind."""
         last = self._attempts.get((boot_id, request_id), 0)
-        if attempt <= last:
+        if attempt <= last and not self._store_forgets:
             raise Violation(f"attempt {attempt} of {request_id.hex()[:4]} enters after attempt {last}")
         self._attempts[boot_id, request_id] = attempt
 
@@ -52,14 +66,21 @@ class Oracle:
 
     def joined(self, scheduler: Scheduler, reports: dict[str, WorkerReport], stored: StoredState) -> None:
         """A new leader has begun: everything that its workers reported as computed is held or cached."""
+        for request in stored.requests.values():
+            tokens = self._outputs[request.submission.client_request_id]
+            told = request.output_token_ids.tolist()
+            assert told == tokens[: len(told)], f"the store tells {told}, an undisturbed run gives {tokens}"
         for sequence in scheduler.requests():
             known = stored.requests.get(sequence.request_id)
             assert known is None or sequence.attempt >= known.attempt, "an attempt is behind the journal's"
-        if not self.is_strict:
-            return
         for worker, report in reports.items():
-            replica = scheduler.replica(worker)
+            replica, machine = scheduler.replica(worker), self._machines[worker]
             assert replica is not None
+            if machine.description.boot_id != report.description.boot_id:
+                continue  # it has restarted since
+            self._check_memory(replica, machine)
+            if not self.is_strict:
+                continue
             tables = [sequence.table.block_ids for sequence in replica.running.values()]
             tables += [orphan.table.block_ids for orphan in replica.orphans.values()]
             kept = {block for table in tables for block in table} | {entry.block_id for entry in replica.manager.published()}
@@ -67,6 +88,22 @@ class Oracle:
                 full = slot.block_table[: slot.computed_len // report.description.geometry.block_size].tolist()
                 assert kept.issuperset(full), f"blocks {set(full) - kept} of slot {slot.slot} of {worker} are lost"
                 self._check_slot(scheduler, worker, slot, stored)
+
+    def _check_memory(self, replica: Replica, machine: FakeWorker) -> None:
+        """What a new leader believes of a worker's memory is there: the KV of prefix-cache entries, and of sequences that go on."""
+        size = machine.geometry.block_size
+        entries = {entry.digest: entry for entry in replica.manager.published()}
+        for entry in replica.manager.published():
+            tokens, link = list(entry.token_ids), entry.parent
+            while link is not None:
+                tokens, link = [*entries[link].token_ids, *tokens], entries[link].parent
+            held = machine.kv[entry.block_id].tolist()
+            assert held == prefix_digests(tokens)[-size:], f"block {entry.block_id} of {machine.name} does not hold {tokens}"
+        for sequence in replica.running.values():
+            ledger = sequence.ledger
+            digests = prefix_digests(ledger.token_ids[: ledger.computed_len])
+            held = [int(machine.kv[sequence.table.block_ids[at // size], at % size]) for at in range(ledger.computed_len)]
+            assert held == digests, f"{sequence.request_id.hex()[:4]} goes on with the KV of something else"
 
     def _check_slot(self, scheduler: Scheduler, worker: str, slot: SlotReport, stored: StoredState) -> None:
         sequence, known = scheduler.request(slot.request_id), stored.requests.get(slot.request_id)

@@ -12,7 +12,7 @@ from collections import Counter
 
 import structlog
 
-from tests.simulation.faults import KINDS
+from tests.simulation.plans import PLANS
 from tests.simulation.system import Outcome, simulate
 
 PROGRESS_EVERY = 200
@@ -23,9 +23,8 @@ def main() -> int:
     """See the module."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     options = _options()
-    kinds = KINDS[options.faults]
     if options.seed is not None:
-        return _one(simulate(options.seed, kinds, is_traced=options.trace))
+        return _one(simulate(options.seed, options.faults, is_traced=options.trace))
     return _many(range(options.first, options.first + options.seeds), options.faults)
 
 
@@ -48,7 +47,7 @@ def _many(seeds: range, faults: str) -> int:
     failures: list[Outcome] = []
     counts: Counter[str] = Counter()
     for number, seed in enumerate(seeds, 1):
-        outcome = simulate(seed, KINDS[faults])
+        outcome = simulate(seed, faults)
         counts.update(requests=outcome.num_requests, terms=outcome.num_takeovers, recomputed=outcome.num_recomputed)
         counts.update(events=outcome.num_events, struck=len(outcome.faults))
         if outcome.failure is not None:
@@ -70,7 +69,7 @@ def _many(seeds: range, faults: str) -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--faults", choices=sorted(KINDS), default="all", help="what may break")
+    parser.add_argument("--faults", choices=PLANS, default="all", help="what may break")
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="only this one")

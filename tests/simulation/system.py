@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 from tessera.values.config import Config
 from tests.simulation.client_actor import Manner, SimClient
-from tests.simulation.faults import Fault, draw_faults, strike
+from tests.simulation.faults import Fault, strike
 from tests.simulation.gateway_actor import SimGateway, session_clock
 from tests.simulation.oracle import Oracle
+from tests.simulation.plans import draw_faults
 from tests.simulation.scheduler_actor import SimScheduler
 from tests.simulation.store_actor import SimStore
 from tests.simulation.worker_actor import SimWorker
-from tests.simulation.workload import draw_ask, draw_prompts, expected_answer
+from tests.simulation.workload import draw_ask, draw_prompts, expected_answer, model_output
 from tests.simulation.world import Violation, World
 
 SECOND = 1_000_000
@@ -49,16 +50,15 @@ class Outcome:
 
 
 class System:
-    """Built from a seed. `faults` None: drawn from the seed, of these `kinds`."""
+    """Built from a seed, with the faults of a plan."""
 
-    def __init__(
-        self, seed: int, kinds: tuple[str, ...], faults: tuple[Fault, ...] | None = None, is_traced: bool = False
-    ) -> None:
+    def __init__(self, seed: int, plan: str, is_traced: bool = False) -> None:
         self.world = World(seed, is_traced)
         rng = self.world.rng
-        self.faults = draw_faults(rng, kinds, FAULTS_BEGIN) if faults is None else faults
+        self.faults = draw_faults(rng, plan, FAULTS_BEGIN)
         is_strict = all(fault.spares_workers_and_store for fault in self.faults)
-        self.oracle = Oracle(self.world, is_strict)
+        store_forgets = any(fault.kind in ("older store", "empty store") for fault in self.faults)
+        self.oracle = Oracle(self.world, is_strict=is_strict, store_forgets=store_forgets)
         self.store = SimStore(self.world)
         num_blocks = rng.choice((17, 18, 20, 28))
         self.workers = [
@@ -77,6 +77,7 @@ class System:
         for number in range(rng.randint(8, 20)):
             ask = draw_ask(rng, number, beginnings)
             expected = expected_answer(ask, num_blocks * 4)
+            self.oracle.expects(ask.client_request_id, model_output(ask, num_blocks * 4)[0])
             client = SimClient(self.world, ask, expected, rng.choice(manners), self.gateways, may_detach=detach_grace_ms > 0)
             self.clients.append(client)
             client.later(rng.randrange(ARRIVALS_BEGIN, ARRIVALS_END), client.start)
@@ -138,9 +139,9 @@ class System:
             raise Violation(f"{complaint}: {self.leftovers()}, waiting: {waiting}")
 
 
-def simulate(seed: int, kinds: tuple[str, ...], faults: tuple[Fault, ...] | None = None, is_traced: bool = False) -> Outcome:
+def simulate(seed: int, plan: str, is_traced: bool = False) -> Outcome:
     """One run from its seed to its rest."""
-    system = System(seed, kinds, faults, is_traced)
+    system = System(seed, plan, is_traced)
     failure = None
     try:
         with session_clock(system.world):

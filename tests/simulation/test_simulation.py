@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from tests.simulation.faults import KINDS
+from tests.simulation.plans import PLANS
 from tests.simulation.run import replay_line
 from tests.simulation.system import simulate
 
@@ -22,13 +22,13 @@ def quiet() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-@pytest.mark.parametrize("faults", sorted(KINDS))
+@pytest.mark.parametrize("faults", PLANS)
 def test_nothing_is_lost(faults: str) -> None:
     for seed in range(SEEDS):
-        outcome = simulate(seed, KINDS[faults])
+        outcome = simulate(seed, faults)
         assert outcome.failure is None, f"{outcome.failure}\n{replay_line(seed, faults)}"
 
 
 def test_a_seed_replays_exactly() -> None:
-    runs = [simulate(3, KINDS["all"], is_traced=True) for _ in range(2)]
+    runs = [simulate(3, "all", is_traced=True) for _ in range(2)]
     assert runs[0].transcript == runs[1].transcript != []

@@ -23,9 +23,10 @@ class Machine(FakeWorker):
     """The worker in memory, with somebody who watches what it computes."""
 
     def __init__(self, name: str, num_blocks: int, oracle: Oracle) -> None:
-        super().__init__(num_blocks, 4, LIMITS, MODEL)
         self.name = name
+        super().__init__(num_blocks, 4, LIMITS, MODEL)
         self._oracle = oracle
+        oracle.watches(name, self)
 
     def _compute(self, slot: Any, context_len: int, count: int, step_id: int) -> list[int]:
         digests = prefix_digests(slot.token_ids, slot.digests)

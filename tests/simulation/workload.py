@@ -58,10 +58,15 @@ class Answer:
     finish: Finish | None = None
 
 
+def model_output(ask: Ask, pool_tokens: int) -> tuple[list[int], Finish | None]:
+    """Output ids and end as far as schedulers and workers can see."""
+    return reference_output(ask.submission(bytes(16)), pool_tokens)
+
+
 def expected_answer(ask: Ask, pool_tokens: int) -> Answer:
-    """What an undisturbed run gives."""
+    """What a client of an undisturbed run is given."""
     submission = ask.submission(bytes(16))
-    tokens, finish = reference_output(submission, pool_tokens)
+    tokens, finish = model_output(ask, pool_tokens)
     stream = OutputStream(SimTokenizer(), ask.detokenize)  # type: ignore[arg-type]
     answer = Answer()
     for offset, token_id in enumerate(tokens):

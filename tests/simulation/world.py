@@ -133,7 +133,11 @@ class End:
 
     def _deliver(self, function: Callable[[], None]) -> None:
         world, receiver = self.world, self.peer.owner
-        due = max(world.now + world.latency(), world.healed_at(self.owner, receiver), self._last_due)
+        due = max(
+            world.now + world.latency() + world.delay(self.owner, receiver),
+            world.healed_at(self.owner, receiver),
+            self._last_due,
+        )
         self._last_due = due
         if due < 1 << 62:
             world.schedule(due, receiver, self, function)
@@ -153,6 +157,7 @@ class World:
         self._heap: list[tuple[int, float, int, Actor | None, int, object, Callable[[], None]]] = []
         self._num_scheduled = 0
         self._cuts: dict[frozenset[str], int] = {}
+        self._slow: dict[frozenset[str], tuple[int, int]] = {}  # until when, and by how much
 
     def log(self, *words: object) -> None:
         if self.transcript is not None:
@@ -182,7 +187,20 @@ class World:
     def cut(self, one: Actor, other: Actor, duration: int) -> None:
         """Nothing passes between the two for so long; streams stay open unless somebody gives them up."""
         self.log("CUT", one.name, other.name, "for", duration)
-        self._cuts[frozenset((one.name, other.name))] = self.now + duration
+        pair = frozenset((one.name, other.name))
+        self._cuts[pair] = max(self._cuts.get(pair, 0), self.now + duration)
+
+    def slow_down(self, one: Actor, other: Actor, duration: int) -> None:
+        """What the two say to each other takes much longer than usual."""
+        by = self.rng.randrange(100_000, 600_000)
+        self.log("SLOW", one.name, other.name, "for", duration, "by", by)
+        self._slow[frozenset((one.name, other.name))] = (self.now + duration, by)
+
+    def delay(self, one: Actor, other: Actor) -> int:
+        if not self._slow:
+            return 0
+        until, by = self._slow.get(frozenset((one.name, other.name)), (0, 0))
+        return by if until > self.now else 0
 
     def healed_at(self, one: Actor, other: Actor) -> int:
         return self._cuts.get(frozenset((one.name, other.name)), 0)
