@@ -78,7 +78,9 @@ class FreshPrefill:
             logits_rows=torch.tensor([count - 1]),
         )
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the idle cluster still takes some time of each core, and threads that wait for each other feel it
+        torch.set_num_threads(
+            1
+        )  # the idle cluster still takes some time of each core, and threads that wait for each other feel it
         with torch.inference_mode():
             self._model.forward(batch, pool)
         torch.set_num_threads(threads)
