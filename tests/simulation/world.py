@@ -13,6 +13,7 @@ EVENTS_MAX = 2_000_000
 """A run of more events than this has not come to rest."""
 
 LONG_PAUSE = 600_000
+RETRANSMITTED_WITHIN = 500_000
 LATENCIES_SLOW = (50, 500, 5_000, 20_000, 60_000)
 LATENCY_MAX, LATENCY_LONGEST = 1000, 200_000
 
@@ -133,11 +134,10 @@ class End:
 
     def _deliver(self, function: Callable[[], None]) -> None:
         world, receiver = self.world, self.peer.owner
-        due = max(
-            world.now + world.latency() + world.delay(self.owner, receiver),
-            world.healed_at(self.owner, receiver),
-            self._last_due,
-        )
+        due = max(world.now + world.latency() + world.delay(self.owner, receiver), self._last_due)
+        healed_at = world.healed_at(self.owner, receiver)
+        if due < healed_at:  # what was stuck is tried again after a while, when others may have got through
+            due = healed_at + world.rng.randrange(RETRANSMITTED_WITHIN)
         self._last_due = due
         if due < 1 << 62:
             world.schedule(due, receiver, self, function)
