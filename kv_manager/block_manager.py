@@ -44,7 +44,7 @@ class PrefixMatch:
 class BlockChanges:
     """Prefix-cache entries that appeared and went since the last call. Apply `unpublished` first; absolute, so twice is once."""
 
-    published: PublishedBlocks
+    published: Sequence[PublishedBlock]
     unpublished: tuple[int, ...]
 
 
@@ -158,6 +158,10 @@ class BlockManager:
         The caller vouches that the first `num_tokens` of `token_ids` are committed and their KV computed, the last of them in the
         output of worker step `step`. Where a digest already stands for other content, publishing stops before that block.
         """
+        self._publish(table, token_ids, num_tokens, step, 0)
+
+    def _publish(self, table: BlockTable, token_ids: TokenIds, num_tokens: int, step: int, num_journalled: int) -> None:
+        """See `publish`; the journal knows of the first `num_journalled` blocks already."""
         first, stop = table.num_published, num_tokens // self.block_size
         if stop <= first or not self.enable_prefix_caching:
             return
@@ -167,7 +171,7 @@ class BlockManager:
         block_ids = table.block_ids[first:stop]
         parent = table.digests[first - 1] if first else None
         count = self._index.insert(parent, block_ids, table.digests[first:stop], rows, step)
-        self._changed.update(block_ids[:count])
+        self._changed.update(block_ids[num_journalled:count])
         table.num_published += count
 
     def free(self, table: BlockTable) -> None:
@@ -204,13 +208,13 @@ class BlockManager:
         digests = self._blocks.digests
         return self._blocks.published([block_id for block_id, digest in enumerate(digests) if digest is not None])
 
-    def adopt(self, held: Sequence[HeldTable], published: Iterable[PublishedBlock], step: int) -> None:
+    def adopt(self, held: Sequence[HeldTable], published: Iterable[PublishedBlock], step: int) -> PublishedBlocks:
         """Take over live tables and journalled prefix-cache entries into an unused manager; the rest of the pool is free.
 
         Reference counts and the free list follow from the tables. About a held block its table alone decides: the full computed
         ones are published (as of `step`, the last the worker executed, where no entry names its own), and no other is, because its
         holder may write it any time. Free blocks keep their entries where the prefix is still there; of two for one block the later
-        counts. What differs from `published` afterwards is pending in `take_changes`.
+        counts. What differs from `published` afterwards is pending in `take_changes`. Returns what `published()` would, in any order.
         """
         assert len(self._free) == self.num_blocks and not self._changed, "only an unused manager adopts"
         blocks = self._blocks
@@ -218,16 +222,19 @@ class BlockManager:
         for item in held:
             for block_id in item.table.block_ids:
                 blocks.ref_counts[block_id] += 1
+        is_recalled = np.zeros(self.num_blocks, np.bool_)
         for item in held:
-            self._recall_chain(item, recorded)
-            self.publish(item.table, item.token_ids, item.num_computed, step)
+            is_recalled[self._adopt_table(item, recorded, step)] = True
         entries = recorded.entries
-        free_entries = self._settle_steps(entries)
+        holds, free_entries = self._settle_steps(entries, is_recalled[entries.block_ids])
         levels = restore_entries(self._index, blocks, free_entries if self.enable_prefix_caching else ())
         cached = eviction_order(levels)
         self._changed.difference_update(cached)
         uncached = zip(blocks.ref_counts, blocks.digests, strict=True)
         self._free.refill([b for b, (count, digest) in enumerate(uncached) if not count and digest is None], cached)
+        holds |= np.isin(entries.block_ids, cached)
+        new = [block_id for block_id in self._changed if blocks.digests[block_id] is not None]
+        return PublishedBlocks.concatenate([entries.select(holds), blocks.published(new)])
 
     def check_integrity(self, tables: Sequence[BlockTable]) -> None:
         """Assert that `tables` (all that hold blocks), reference counts, free list and prefix index tell one story."""
@@ -253,26 +260,38 @@ class BlockManager:
         ids = np.asarray(token_ids[first * self.block_size : stop * self.block_size], dtype=np.int32)
         return ids.reshape(stop - first, self.block_size)
 
-    def _recall_chain(self, held: HeldTable, recorded: EntriesByBlock) -> None:
-        """Take the digests of a table's computed blocks from entries that say the same of them."""
+    def _adopt_table(self, held: HeldTable, recorded: EntriesByBlock, step: int) -> npt.NDArray[np.int64]:
+        """Publish a live table's computed blocks. Returns those whose entry says the same: their digests are taken from it, not computed."""
         num_full = held.num_computed // self.block_size
+        block_ids = np.array(held.table.block_ids[:num_full], np.int64)
         if self.enable_prefix_caching and num_full and not held.table.digests:
-            block_ids = np.array(held.table.block_ids[:num_full], np.int64)
             held.table.digests = recorded.digests_of(block_ids, self._rows(held.token_ids, 0, num_full))
+            num_recalled = len(held.table.digests)
+        else:
+            num_recalled = 0
+        self._publish(held.table, held.token_ids, held.num_computed, step, num_recalled)
+        return block_ids[: min(num_recalled, held.table.num_published)]
 
-    def _settle_steps(self, entries: PublishedBlocks) -> PublishedBlocks:
-        """Of published blocks take the steps that `entries`, one a block, name, where the digests agree. Returns those of free blocks for
-        which nothing is published; of everything that disagrees the journal has to learn."""
-        blocks, block_ids = self._blocks, entries.block_ids.tolist()
-        now, refs, digests = blocks.digests, blocks.ref_counts, entries.digests.tolist()
-        same = np.array([now[block_id] == digest for block_id, digest in zip(block_ids, digests, strict=True)], np.bool_)
-        steps = np.array(blocks.published_steps, np.int64)
-        steps[entries.block_ids[same]] = entries.published_steps[same]
-        blocks.published_steps = steps.tolist()
-        self._changed.difference_update(entries.block_ids[same].tolist())
-        others = entries.select(~same)
-        self._changed.update(others.block_ids.tolist())
-        return others.select(np.array([not refs[block_id] for block_id in others.block_ids.tolist()], np.bool_))
+    def _settle_steps(
+        self, entries: PublishedBlocks, is_recalled: npt.NDArray[np.bool_]
+    ) -> tuple[npt.NDArray[np.bool_], PublishedBlocks]:
+        """Of published blocks take the steps that `entries`, one a block, name, where the digests agree; of those recalled they do.
+
+        Returns which agree, and of the others those of free blocks; of everything that disagrees the journal has to learn.
+        """
+        now, refs, agrees = self._blocks.digests, self._blocks.ref_counts, is_recalled.copy()
+        others = entries.select(~is_recalled)
+        pairs = zip(others.block_ids.tolist(), others.digests.tolist(), strict=True)
+        agrees[~is_recalled] = [now[block_id] == digest for block_id, digest in pairs]
+        steps = np.array(self._blocks.published_steps, np.int64)
+        steps[entries.block_ids[agrees]] = entries.published_steps[agrees]
+        self._blocks.published_steps = steps.tolist()
+        is_told = np.zeros(self.num_blocks, np.bool_)
+        is_told[entries.block_ids[agrees]] = True
+        self._changed = {block_id for block_id in self._changed if not is_told[block_id]}
+        differing = entries.select(~agrees)
+        self._changed.update(differing.block_ids.tolist())
+        return agrees, differing.select(np.array([not refs[block_id] for block_id in differing.block_ids.tolist()], np.bool_))
 
     def _extend_chain(self, table: BlockTable, rows: npt.NDArray[np.int32]) -> None:
         """Hash the blocks that follow those the table has digests of, int32 `[blocks, block_size]`."""

@@ -28,7 +28,8 @@ def adopted(
     serving: Any, tables: list[HeldTable], entries: list[PublishedBlock], step: int = 99, **options: Any
 ) -> BlockManager:
     manager = BlockManager(serving.manager.num_blocks, serving.manager.block_size, **options)
-    manager.adopt(tables, entries, step)
+    told = manager.adopt(tables, entries, step)
+    assert sorted(told, key=lambda entry: entry.block_id) == list(manager.published())
     manager.check_integrity([item.table for item in tables])
     return manager
 

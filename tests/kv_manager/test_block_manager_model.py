@@ -114,7 +114,8 @@ class Pool:
         for sequence in self.running:
             sequence.table = BlockTable(block_ids=sequence.table.block_ids)
             held.append(HeldTable(sequence.table, sequence.token_ids, sequence.num_computed))
-        self.manager.adopt(held, entries, self.step)
+        told = self.manager.adopt(held, entries, self.step)
+        assert sorted(told, key=lambda entry: entry.block_id) == list(self.manager.published())
         if up_to_date:
             assert self.manager.published() == old.published()
             assert self.manager.num_free_blocks == old.num_free_blocks

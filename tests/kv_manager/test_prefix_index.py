@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from kv_manager import prefix_index
 from kv_manager.block import Blocks
 from kv_manager.hash_chain import chain_digests
 from kv_manager.prefix_index import HashPrefixIndex, PrefixIndex
@@ -13,9 +14,12 @@ NewIndex = Callable[[Blocks], PrefixIndex]
 ABC = np.array([[1, 2], [3, 4], [5, 6]], np.int32)
 
 
-@pytest.fixture(params=[HashPrefixIndex])
-def new_index(request: pytest.FixtureRequest) -> NewIndex:
-    return request.param
+@pytest.fixture(params=[(HashPrefixIndex, 16), (HashPrefixIndex, 2)], ids=["hash", "hash, in bulk"])
+def new_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> NewIndex:
+    kind, bulk_blocks = request.param
+    monkeypatch.setattr(prefix_index, "BULK_BLOCKS", bulk_blocks)
+    chosen: NewIndex = kind
+    return chosen
 
 
 @pytest.fixture
@@ -118,3 +122,23 @@ def test_the_check_finds_a_block_that_outlived_its_prefix(new_index: NewIndex, b
     index.remove(0)
     with pytest.raises(AssertionError, match="outlived its prefix"):
         index.check_integrity()
+
+
+@pytest.mark.parametrize("published", [0, 7, 19], ids=["from the first block", "from the middle", "all but the last"])
+def test_many_blocks_at_once_are_as_many_one_by_one(new_index: NewIndex, published: int) -> None:
+    ids = np.arange(40, dtype=np.int32).reshape(20, 2)
+    digests, block_ids = chain_digests(ids), list(range(30, 50))
+    pools = Blocks(64, 2), Blocks(64, 2)
+    together, singly = new_index(pools[0]), new_index(pools[1])
+    for row in range(20):
+        parent = digests[row - 1] if row else None
+        singly.insert(parent, [block_ids[row]], digests[row : row + 1], ids[row : row + 1], step=1 if row < published else 2)
+    if published:
+        together.insert(None, block_ids[:published], digests[:published], ids[:published], step=1)
+    assert together.insert(None, block_ids, digests, ids, step=2) == 20
+    twin = list(range(20))
+    assert together.insert(None, twin, digests, ids, step=3) == 20, "the same content again"
+    for index in (together, singly):
+        index.check_integrity()
+    assert pools[0].published(block_ids) == pools[1].published(block_ids)
+    assert together.longest_match(digests, ids) == block_ids

@@ -114,9 +114,9 @@ class Replica:
         self.orphans = {slot.request_id: Orphan(slot, BlockTable(slot.block_table.tolist())) for slot in orphans}
         tables = [HeldTable(sequence.table, slot.token_ids, slot.computed_len) for sequence, slot in held]
         tables += [HeldTable(orphan.table, orphan.slot.token_ids, orphan.slot.computed_len) for orphan in self.orphans.values()]
-        self.manager.adopt(tables, published, self._last_step)
-        self.manager.take_changes()  # the whole cache is told, below
-        self.block_deltas.append(BlockDelta(self.name, self.boot_id, self.manager.published(), ()))
+        whole_cache = self.manager.adopt(tables, published, self._last_step)
+        self.manager.take_changes()  # the whole is told
+        self.block_deltas.append(BlockDelta(self.name, self.boot_id, whole_cache, ()))
         taken = {slot.slot for _, slot in held} | {orphan.slot.slot for orphan in self.orphans.values()}
         self._free_slots = [slot for slot in range(self.description.limits.max_num_seqs) if slot not in taken]
         heapify(self._free_slots)
