@@ -191,7 +191,8 @@ class Journal:
         return self._unacknowledged[0].since_us + self._wait_us if self._unacknowledged else None
 
     def _choose_call(self) -> JournalCall | None:
-        if self._rewrite_owed and self.last_record > self._recovered:  # never before the first record: it holds what was recovered
+        # Never before the first record: it holds what was recovered.
+        if self._rewrite_owed and self.last_record > self._recovered:
             self._generation = Generation(self._generation.epoch_number, self._generation.counter + 1)
             self._rewrite_owed = False
             self._rewrite = _rewrite(self._generation, self._folder.state())
