@@ -13,13 +13,19 @@ from services.scheduler.core import held_blocks, recovery
 from services.scheduler.core.journal_call import Append, Applied, JournalReply
 from services.scheduler.core.lease import LeaseHold, LeaseWatch
 from services.scheduler.core.recovery import Tokens
+from services.scheduler.leader import Leader
+from services.scheduler.sessions import GatewaySession
 from services.scheduler.store.memory import MemoryStore
 from tessera.values.identity import Epoch
 from tessera.values.report import WorkerReport
+from tessera.values.session import Hello, HelloAck
 from tests.simulation.gateway_actor import SimLink
 from tests.simulation.worker_actor import SimWorker
 
 Patch = pytest.MonkeyPatch
+
+HELD_LEASE_TAKEN_US = 3_500_000
+"""In the middle of the load."""
 
 
 @dataclass(frozen=True)
@@ -102,16 +108,40 @@ def _adopt_old_attempts(patch: Patch) -> None:
 
 
 def _take_held_leases(patch: Patch) -> None:
-    """A standby does not wait for the lease to end, and workers obey whoever speaks."""
-    patch.setattr(LeaseWatch, "saw", lambda self, now_us, epoch, is_held, is_empty: True)
+    """A standby takes, once, a lease that is held, and workers obey whoever speaks."""
+    real = LeaseWatch.saw
+    taken_at = [0]
+
+    def saw(self: LeaseWatch, now_us: int, epoch: Epoch, is_held: bool, is_empty: bool) -> bool:
+        may_lead = real(self, now_us, epoch, is_held, is_empty)
+        if now_us < taken_at[0]:  # another run
+            taken_at[0] = 0
+        if is_held and now_us > HELD_LEASE_TAKEN_US and not taken_at[0]:
+            taken_at[0] = now_us
+            return True
+        return may_lead
+
+    patch.setattr(LeaseWatch, "saw", saw)
     patch.setattr(SimWorker, "is_fencing", False)
 
 
+def _hear_earlier_sessions(patch: Patch) -> None:
+    """A leader does not end the session that a gateway had before."""
+    real = Leader.session_opened
+
+    def opened(self: Leader, session: GatewaySession, hello: Hello) -> HelloAck:
+        self._sessions.clear()
+        return real(self, session, hello)
+
+    patch.setattr(Leader, "session_opened", opened)
+
+
 DEFECTS = {
-    "a hash is not dropped after an overwrite": Defect(_keep_overwritten_hashes, "lag", 100),
-    "a record is applied twice": Defect(_apply_records_twice, "lag", 100),
-    "a stale leader's frame is delivered": Defect(_deliver_stale_frames, "stale", 100),
-    "a gateway does not refuse lower epochs": Defect(_follow_lower_epochs, "stale", 100),
-    "a slot is adopted at an old attempt": Defect(_adopt_old_attempts, "moved", 100),
+    "a hash is not dropped after an overwrite": Defect(_keep_overwritten_hashes, "lag", 60),
+    "a record is applied twice": Defect(_apply_records_twice, "lag", 60),
+    "a stale leader's frame is delivered": Defect(_deliver_stale_frames, "stale", 60),
+    "a gateway does not refuse lower epochs": Defect(_follow_lower_epochs, "stale", 30),
+    "a slot is adopted at an old attempt": Defect(_adopt_old_attempts, "moved", 40),
     "a lease is taken too early, and no worker fences": Defect(_take_held_leases, "none", 20),
+    "an earlier session of a gateway is heard": Defect(_hear_earlier_sessions, "cut", 60),
 }

@@ -28,7 +28,7 @@ CONFIG = Config(
     max_num_seqs=6,
     max_num_batched_tokens=24,
     gateway_grace_ms=8_000,
-    result_retention_ms=4_000,
+    result_retention_ms=2_500,
     journal_wait_ms=100,
     journal_backlog_max=40,
 )

@@ -6,12 +6,16 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from tests.simulation.defects import DEFECTS
 from tests.simulation.plans import PLANS
 from tests.simulation.run import replay_line
-from tests.simulation.system import simulate
+from tests.simulation.system import Outcome, simulate
 
-SEEDS = 30
-"""Of each kind of fault."""
+SEEDS = {"none": 5, "all": 50}
+"""Of a plan of faults; 12 where it is not named."""
+
+KEPT: list[tuple[str, int]] = []
+"""Seeds that failed once, each with what was wrong."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -24,9 +28,25 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("faults", PLANS)
 def test_nothing_is_lost(faults: str) -> None:
-    for seed in range(SEEDS):
-        outcome = simulate(seed, faults)
-        assert outcome.failure is None, f"{outcome.failure}\n{replay_line(seed, faults)}"
+    for seed in range(SEEDS.get(faults, 12)):
+        assert_holds(simulate(seed, faults), faults)
+
+
+@pytest.mark.parametrize(("faults", "seed"), KEPT)
+def test_what_failed_once_holds(faults: str, seed: int) -> None:
+    assert_holds(simulate(seed, faults), faults)
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_planted_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    defect = DEFECTS[name]
+    defect.plant(monkeypatch)
+    outcomes = (simulate(seed, defect.faults) for seed in range(defect.seeds))
+    assert any(outcome.failure is not None for outcome in outcomes), f"not found in {defect.seeds} seeds"
+
+
+def assert_holds(outcome: Outcome, faults: str) -> None:
+    assert outcome.failure is None, f"{outcome.failure}\n{replay_line(outcome.seed, faults)}"
 
 
 def test_a_seed_replays_exactly() -> None:

@@ -115,7 +115,7 @@ class SimWorker(Actor):
             end.send(("older", self.epoch) if not epoch.supersedes(self.epoch) else ("superseded", self.epoch))
             end.close()
             return
-        if not self._has_reported or self.stream is not None:
+        if not self._has_reported or (self.is_fencing and self.stream is not None):
             end.close()
             return
         self.stream = end
@@ -157,7 +157,7 @@ class SimWorker(Actor):
         self._begin()
 
     def _beat(self, end: End) -> None:
-        if end is self.stream:
+        if end is self.stream or not self.is_fencing:
             end.send(("heartbeat", None))
             self.later(HEARTBEAT, lambda: self._beat(end))
 
