@@ -39,13 +39,13 @@ class BlockMap:
         """Take entries out, then put others in."""
         self.apply_all([(published, unpublished)])
 
-    def apply_all(self, changes: Sequence[tuple[PublishedBlocks, Sequence[int] | npt.NDArray[np.integer]]]) -> None:
-        """`apply` several of (published, unpublished), in this order. Many cost little more than one."""
+    def apply_all(self, changes: Sequence[tuple[PublishedBlocks, Sequence[int] | npt.NDArray[np.integer]]]) -> list[int]:
+        """`apply` several of (published, unpublished), in this order. Many cost little more than one. Returns the pages that they touch."""
         published = PublishedBlocks.concatenate(blocks for blocks, _ in changes)
         gone = np.array([block_id for _, unpublished in changes for block_id in unpublished], np.int64)
         block_ids = np.concatenate((gone, published.block_ids))
         if not len(block_ids):
-            return
+            return []
         self._fit(int(block_ids.max()) + 1, published)
         # numpy assigns in order: of several values for one block the last stays.
         self._rows[published.block_ids] = packed(published.rows)
@@ -53,6 +53,8 @@ class BlockMap:
         lens = ([len(unpublished) for _, unpublished in changes], [len(blocks) for blocks, _ in changes])
         order = np.argsort(np.concatenate((np.repeat(2 * times, lens[0]), np.repeat(2 * times + 1, lens[1]))), kind="stable")
         self._is_there[block_ids[order]] = order >= len(gone)
+        pages: list[int] = np.unique(block_ids // PAGE_BLOCKS).tolist()
+        return pages
 
     def values(self) -> PublishedBlocks:
         """All entries, by block id."""
@@ -99,8 +101,3 @@ class BlockMap:
         rows, is_there = packed(np.empty(capacity, self._dtype)), np.zeros(capacity, np.bool_)
         rows[:held], is_there[:held] = self._rows, self._is_there
         self._rows, self._is_there = rows, is_there
-
-
-def pages_of(blocks: PublishedBlocks, unpublished: Sequence[int]) -> set[int]:
-    """The pages in which any of these blocks lies."""
-    return {block_id // PAGE_BLOCKS for block_id in (*blocks.block_ids.tolist(), *unpublished)}

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_manager.published_blocks import PublishedBlocks
-from services.scheduler.core.block_map import PAGE_BLOCKS, BlockMap, BlockPage, pages_of
+from services.scheduler.core.block_map import PAGE_BLOCKS, BlockMap, BlockPage
 from services.scheduler.core.journal_call import Append, FoldedRequest, Generation, LogEntry
 from services.scheduler.core.record import BlockDelta, DecodeColumns, Record, StoredState, apply_run
 from tessera.values.request import Submission
@@ -86,8 +86,8 @@ def _runs(log: Sequence[LogEntry], first: int) -> Iterator[tuple[int, list[Decod
 class LogFolder:
     """The state as of the last record handed to the store, and what of it the log still tells more of than its stored form.
 
-    `_unfolded` maps a request, and `_unfolded_pages` for each boot of a worker a page, to the first record that its stored form may
-    lack, in the order of that number. `_keys` are the records of the log with ids and offsets. `_run` are columns of one set of requests that
+    `_unfolded` maps a request, and `_unfolded_pages` for each boot of a worker a page, to a record not above the first that its stored
+    form may lack, in the order of that number. `_keys` are the records of the log with ids and offsets. `_run` are columns of one set of requests that
     are not applied to the state yet, and `_block_changes` likewise: many at once cost little more than one.
     """
 
@@ -95,6 +95,7 @@ class LogFolder:
         self._state = StoredState(last_record)
         self._run: list[DecodeColumns] = []
         self._block_changes: list[BlockDelta] = []
+        self._block_changes_from = 0  # record of the first of them
         self._unfolded: dict[bytes, int] = {}
         self._unfolded_ids: tuple[bytes, ...] = ()  # all of these are in _unfolded
         self._unfolded_pages: dict[tuple[str, bytes], dict[int, int]] = {}
@@ -108,7 +109,9 @@ class LogFolder:
             self._state.apply_columns(self._run)
             self._run.clear()
         if self._block_changes:
-            self._state.apply_blocks(self._block_changes)
+            for boot, pages in self._state.apply_blocks(self._block_changes).items():
+                unfolded = self._unfolded_pages.setdefault(boot, {})
+                unfolded.update(dict.fromkeys((page for page in pages if page not in unfolded), self._block_changes_from))
             self._block_changes.clear()
         return self._state
 
@@ -121,6 +124,8 @@ class LogFolder:
         if ends_run or is_full or (self._run and columns is not None and columns.request_ids != self._run[0].request_ids):
             self.state()
         self._state.apply_rare(record)
+        if record.blocks and not self._block_changes:
+            self._block_changes_from = record.number
         self._block_changes += record.blocks
         if columns is not None:
             self._run.append(columns)
@@ -147,10 +152,6 @@ class LogFolder:
                     submissions[delta.request_id] = delta.submission
             if record.decoded is not None:
                 self._mark_unfolded(record.decoded.request_ids, record.number)
-            for blocks in record.blocks:
-                unfolded = self._unfolded_pages.setdefault((blocks.worker, blocks.boot_id), {})
-                changed = pages_of(PublishedBlocks.of(blocks.published), blocks.unpublished)
-                unfolded.update(dict.fromkeys(changed - unfolded.keys(), record.number))
             for request_id in record.forgotten:
                 submissions.pop(request_id, None)
                 touched.pop(request_id, None)
@@ -200,7 +201,8 @@ class LogFolder:
     def _log_from(self) -> int:
         """The first record that a reader needs: one that something stored may lack, or the key before it or before what comes."""
         after = self._state.last + 1
-        first = next(iter(self._unfolded.values()), after)
+        first = self._block_changes_from if self._block_changes else after
+        first = min(first, next(iter(self._unfolded.values()), after))
         for pages in self._unfolded_pages.values():
             first = min(first, next(iter(pages.values()), after))
         if first == after and self._last_columns is None:
@@ -223,9 +225,9 @@ class LogFolder:
 
     def _take_page_turns(self, num_records: int) -> list[BlockPage]:
         """The pages whose turn it is after so many records, as `_take_turns` has requests."""
-        pages = []
+        pages, state = [], self.state()
         for (worker, boot_id), unfolded in self._unfolded_pages.items():
-            blocks = self.state().blocks[worker, boot_id]
+            blocks = state.blocks[worker, boot_id]
             due = list(islice(unfolded, -(-len(unfolded) * num_records // FOLD_CYCLE)))
             for index in due:
                 del unfolded[index]

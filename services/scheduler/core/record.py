@@ -203,16 +203,18 @@ class StoredState:
         rows = [self.requests[request_id] for request_id in run[0].request_ids]
         apply_run(rows, run, [0] * len(rows))
 
-    def apply_blocks(self, deltas: Sequence[BlockDelta]) -> None:
-        """Apply prefix-cache changes in order. Many at once cost little more than one."""
+    def apply_blocks(self, deltas: Sequence[BlockDelta]) -> dict[tuple[str, bytes], list[int]]:
+        """Apply prefix-cache changes in order. Many at once cost little more than one. Returns the pages that they touch, per boot."""
         changes: dict[tuple[str, bytes], list[tuple[PublishedBlocks, Sequence[int]]]] = {}
         for delta in deltas:
             published = PublishedBlocks.of(delta.published)
             changes.setdefault((delta.worker, delta.boot_id), []).append((published, delta.unpublished))
+        pages = {}
         for boot, of_boot in changes.items():
             if boot not in self.blocks:  # a worker has one boot at a time: entries of the one before are void
                 self._void_boots(boot[0])
-            self.blocks.setdefault(boot, BlockMap()).apply_all(of_boot)
+            pages[boot] = self.blocks.setdefault(boot, BlockMap()).apply_all(of_boot)
+        return pages
 
     def _apply_request(self, delta: RequestDelta) -> None:
         request = self.requests.get(delta.request_id)

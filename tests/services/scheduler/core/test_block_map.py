@@ -6,7 +6,7 @@ import pytest
 
 from kv_manager.published_block import PublishedBlock
 from kv_manager.published_blocks import NO_BLOCKS, PublishedBlocks
-from services.scheduler.core.block_map import PAGE_BLOCKS, BlockMap, pages_of
+from services.scheduler.core.block_map import PAGE_BLOCKS, BlockMap
 
 
 def block(rng: random.Random, block_id: int, size: int = 4) -> PublishedBlock:
@@ -59,7 +59,8 @@ def test_a_page_that_nobody_wrote_is_empty() -> None:
     assert len(BlockMap().page(0)) == len(BlockMap().page(10**6)) == 0
 
 
-def test_changed_pages_are_those_of_all_blocks() -> None:
+def test_touched_pages_are_those_of_all_blocks() -> None:
     rng = random.Random(1)
     published = PublishedBlocks.of([block(rng, 0), block(rng, PAGE_BLOCKS)])
-    assert pages_of(published, (PAGE_BLOCKS - 1, 5 * PAGE_BLOCKS)) == {0, 1, 5}
+    assert BlockMap().apply_all([(published, ()), (NO_BLOCKS, (PAGE_BLOCKS - 1, 5 * PAGE_BLOCKS))]) == [0, 1, 5]
+    assert BlockMap().apply_all([(NO_BLOCKS, ())]) == []
