@@ -22,6 +22,7 @@ class Manner(Enum):
     RETRIES = "retries"  # asks the same again, from the beginning
     LEAVES = "leaves"  # goes away in the middle, and resumes elsewhere
     CANCELS = "cancels"  # in the middle, for good
+    ABORTS = "aborts"  # in the middle, and waits for the end
 
 
 class SimClient(Actor):
@@ -137,6 +138,11 @@ class SimClient(Actor):
         self.is_done = True
 
     def _leave(self) -> None:
+        if self._manner is Manner.ABORTS and self._end is not None:
+            self._leave_after = 0
+            self._must_be_whole = False
+            self.log("aborts")
+            self._end.send(("abort", self._ask, None))
         if self._manner not in (Manner.LEAVES, Manner.CANCELS):
             return
         self._leave_after = 0

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.simulation.gateway_actor import SimGateway
 from tests.simulation.scheduler_actor import SimScheduler
 from tests.simulation.worker_actor import SimWorker
 
@@ -70,9 +71,9 @@ def strike(fault: Fault, system: "System") -> None:
     if verb == "kill":
         victim.crash(duration)
     elif verb == "drain":
-        assert isinstance(victim, SimScheduler)
+        assert isinstance(victim, SimScheduler | SimWorker | SimGateway)
         if not victim.is_paused:
-            victim.hand_over(duration)
+            victim.drain(duration)
     elif verb == "hang":
         assert isinstance(victim, SimWorker)
         victim.log("will HANG for", HANG)

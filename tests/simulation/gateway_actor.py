@@ -24,6 +24,7 @@ SILENT_HEARTBEATS_MAX = 3
 RETRY_MIN, RETRY_MAX = 50_000, 1_000_000
 LEADER_WAIT = 5_000_000
 LEADER_POLL = 20_000
+FLUSH = 50_000
 
 
 class SimLink:
@@ -166,6 +167,14 @@ class SimGateway(Actor):
         self.session._was_paused()
         self.later(HEARTBEAT // 4, self._watch)
 
+    def drain(self, down: int) -> None:
+        """SIGTERM, and no time for what runs: its clients go on elsewhere. Back after `down`."""
+        self.log("DRAINS, away for", down)
+        self.session.drain()
+        self.session.end_all()
+        self.serve_calls()
+        self.later(FLUSH, lambda: self.crash(down))
+
     # -- calls
 
     def accepted(self, end: End) -> None:
@@ -174,6 +183,11 @@ class SimGateway(Actor):
     def _hear(self, end: End, kind: str, ask: Ask | None, resume: Resume | None) -> None:
         if kind == "ping":
             end.send("pong")
+        elif kind == "abort":
+            assert ask is not None
+            for stream in self.session.live.of_client("someone", ask.client_request_id):
+                self.session.abort(stream)
+            self.serve_calls()
         elif kind == "cancel":
             end.close()
             self._left(end)
@@ -185,6 +199,9 @@ class SimGateway(Actor):
     def _start(self, end: End, ask: Ask, resume: Resume | None, deadline: int) -> None:
         """Wait for a leader, then submit."""
         if not end.is_open:
+            return
+        if self.session._draining:
+            self._refuse(end, "DRAINING", "")
             return
         if not self._stands:
             if self.world.now > deadline:

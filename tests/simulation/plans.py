@@ -19,8 +19,8 @@ class Step:
 
 KINDS: dict[str, tuple[str, ...]] = {
     "scheduler": ("drain leader", "kill leader", "kill scheduler", "pause leader", "pause scheduler", "break session"),
-    "gateway": ("kill gateway", "pause gateway", "break session", "break call"),
-    "worker": ("kill worker", "pause worker", "break worker", "hang worker"),
+    "gateway": ("drain gateway", "kill gateway", "pause gateway", "break session", "break call"),
+    "worker": ("drain worker", "kill worker", "pause worker", "break worker", "hang worker"),
     "store": ("restart store", "empty store", "older store", "full store", "pause store", "break store"),
     "cut": (
         *("cut leader worker", "cut leader store", "cut scheduler store", "cut scheduler gateway", "cut client gateway"),

@@ -293,7 +293,7 @@ class SimScheduler(Actor):
         self._watch = LeaseWatch(LEASE, mine)
         self.later(POLL, self._look)
 
-    def hand_over(self, down: int) -> None:
+    def drain(self, down: int) -> None:
         """SIGTERM: decide nothing more, let the store have what was decided, give the lease back, go; back after `down`."""
         self.log("HANDS OVER, away for", down)
         term = self.term

@@ -73,7 +73,11 @@ class System:
         self.gateways = [SimGateway(self.world, f"gateway-{index}", scheduler_names, detach_grace_ms) for index in range(2)]
         self.clients = []
         beginnings = draw_prompts(rng)
-        manners = [Manner.RESUMES] * 4 + [Manner.RETRIES, Manner.CANCELS] + ([Manner.LEAVES] if detach_grace_ms else [])
+        manners = (
+            [Manner.RESUMES] * 5
+            + [Manner.RETRIES, Manner.CANCELS, Manner.ABORTS]
+            + ([Manner.LEAVES] if detach_grace_ms else [])
+        )
         for number in range(rng.randint(8, 20)):
             ask = draw_ask(rng, number, beginnings)
             expected = expected_answer(ask, num_blocks * 4)

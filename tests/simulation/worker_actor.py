@@ -70,6 +70,22 @@ class SimWorker(Actor):
         self._has_reported = False
         self._queue: deque[tuple[ScheduledBatch, End]] = deque()
         self._running: tuple[ScheduledBatch, End] | None = None
+        self._leaves_for: int | None = None
+
+    def drain(self, down: int) -> None:
+        """SIGTERM: finish what has started, say so, go; back after `down` with nothing."""
+        self.log("LEAVES for", down)
+        self._leaves_for = down
+        self._queue.clear()
+        if self._running is None:
+            self._leave()
+
+    def _leave(self) -> None:
+        assert self._leaves_for is not None
+        if self.stream is not None:
+            self.stream.send(("left", None))
+            self.stream.close()
+        self.crash(self._leaves_for)
 
     def accepted(self, end: End) -> None:
         if end.kind == "describe":
@@ -124,7 +140,7 @@ class SimWorker(Actor):
         self._beat(end)
 
     def _hear(self, end: End, kind: str, value: Any) -> None:
-        if kind != "batch" or (self.is_fencing and end is not self.stream):
+        if kind != "batch" or self._leaves_for is not None or (self.is_fencing and end is not self.stream):
             return
         batch: ScheduledBatch = value
         if (batch.epoch, batch.nonce) != (self.epoch, self.nonce):
@@ -152,6 +168,9 @@ class SimWorker(Actor):
         output: ScheduledBatchOutput = replace(self.machine.step(), compute_us=20_000)
         self.log("executed step", batch.step_id, "rows", batch.slots.tolist(), "tokens", output.token_ids.tolist())
         end.send(("output", output))
+        if self._leaves_for is not None:
+            self._leave()
+            return
         if self._attaching is not None:
             self._report()
         self._begin()

@@ -110,6 +110,8 @@ class WorkerLine:
             except SchedulerError as error:
                 self._owner.log("gives up", self.worker, error)
                 self.give_up(WorkerLoss(LossKind.REFUSED, value.step_id, str(error)))
+        elif kind == "left":
+            self.give_up(LEFT)
         elif kind == "older":
             self._listener.told_older(value)
         elif kind == "superseded":
