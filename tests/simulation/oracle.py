@@ -12,18 +12,15 @@ from tests.simulation.world import Violation, World
 
 class Oracle:
     """Knows what workers physically hold. `is_strict`: no position that a reachable worker held when a scheduler took over may be computed
-    again; only for runs in which nothing but schedulers and sessions fail. `store_forgets`: what was acknowledged may be lost, and a request
-    that has ended may be run again as if it had never been."""
+    again; only for runs in which nothing but schedulers and sessions fail."""
 
-    def __init__(self, world: World, *, is_strict: bool, store_forgets: bool) -> None:
+    def __init__(self, world: World, is_strict: bool) -> None:
         self._world = world
         self.is_strict = is_strict
-        self._store_forgets = store_forgets
         self.num_recomputed = 0
         self.num_takeovers = 0
         self._held: dict[str, dict[tuple[bytes, int], int]] = {}
         self._is_due: set[str] = set()
-        self._attempts: dict[tuple[bytes, bytes], int] = {}
         self._outputs: dict[str, list[int]] = {}
         self._machines: dict[str, FakeWorker] = {}
 
@@ -50,13 +47,6 @@ class Oracle:
             for position in range(slot.computed_len):
                 block = int(slot.block_table[position // size])
                 held[slot.request_id, position] = int(machine.kv[block, position % size])
-
-    def enters(self, boot_id: bytes, request_id: bytes, attempt: int) -> None:
-        """A sequence enters a slot: no boot of a worker sees an attempt twice, or one that is behind."""
-        last = self._attempts.get((boot_id, request_id), 0)
-        if attempt <= last and not self._store_forgets:
-            raise Violation(f"attempt {attempt} of {request_id.hex()[:4]} enters after attempt {last}")
-        self._attempts[boot_id, request_id] = attempt
 
     def drops(self, worker: str, request_id: bytes) -> None:
         """A slot is given up. What its leader has decided to compute again does not count; that it began in this slot, `joined` checks."""

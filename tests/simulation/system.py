@@ -57,8 +57,7 @@ class System:
         rng = self.world.rng
         self.faults = draw_faults(rng, plan, FAULTS_BEGIN)
         is_strict = all(fault.spares_workers_and_store for fault in self.faults)
-        store_forgets = any(fault.kind in ("older store", "empty store") for fault in self.faults)
-        self.oracle = Oracle(self.world, is_strict=is_strict, store_forgets=store_forgets)
+        self.oracle = Oracle(self.world, is_strict)
         self.store = SimStore(self.world)
         num_blocks = rng.choice((17, 18, 20, 28))
         self.workers = [

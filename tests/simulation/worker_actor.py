@@ -35,7 +35,9 @@ class Machine(FakeWorker):
         return super()._compute(slot, context_len, count, step_id)
 
     def _enter(self, entry: Any) -> None:
-        self._oracle.enters(self.description.boot_id, entry.request_id, entry.attempt)
+        known = [*self.slots.values(), *self.dropped]
+        latest = max((slot.attempt for slot in known if slot.request_id == entry.request_id), default=0)
+        assert entry.attempt > latest, f"attempt {entry.attempt} of {entry.request_id.hex()[:4]} enters after {latest}"
         super()._enter(entry)
 
     def _drop(self, drop: Any, step_id: int) -> None:
