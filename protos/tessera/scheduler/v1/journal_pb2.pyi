@@ -55,19 +55,3 @@ class Arrival(_message.Message):
     epoch_number: int
     counter: int
     def __init__(self, epoch_number: _Optional[int] = ..., counter: _Optional[int] = ...) -> None: ...
-
-class DecodeColumns(_message.Message):
-    __slots__ = ("request_ids", "token_offsets", "token_ids", "grown_rows", "table_offsets", "block_ids")
-    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    GROWN_ROWS_FIELD_NUMBER: _ClassVar[int]
-    TABLE_OFFSETS_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
-    request_ids: bytes
-    token_offsets: bytes
-    token_ids: bytes
-    grown_rows: bytes
-    table_offsets: bytes
-    block_ids: bytes
-    def __init__(self, request_ids: _Optional[bytes] = ..., token_offsets: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., grown_rows: _Optional[bytes] = ..., table_offsets: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
