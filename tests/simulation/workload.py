@@ -31,7 +31,12 @@ class SimTokenizer:
         return ""
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool) -> str:
-        return "".join(map(self.step, token_ids))
+        return text_of(token_ids)
+
+
+def text_of(token_ids: Iterable[int]) -> str:
+    """All of it, stop strings or not."""
+    return "".join(ALPHABET[token_id] for token_id in token_ids)
 
 
 @dataclass(frozen=True)
