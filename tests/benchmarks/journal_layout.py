@@ -222,7 +222,6 @@ class Figures:
     wall_us: list[float] = field(default_factory=list)
     read_ms: list[float] = field(default_factory=list)
     tokens_read: int = 0
-    empty_bytes: int = 0  # what the server takes without any data
 
 
 async def redis_cpu_s(connection: RespConnection) -> float:
@@ -232,10 +231,10 @@ async def redis_cpu_s(connection: RespConnection) -> float:
     return float(fields["used_cpu_user"]) + float(fields["used_cpu_sys"])
 
 
-async def used_memory(connection: RespConnection) -> int:
-    """Bytes that the server counts as its data's and its own."""
-    info = (await connection.command("INFO", "memory")).decode()
-    return int(dict(line.split(":", 1) for line in info.splitlines() if ":" in line)["used_memory"])
+async def data_bytes(connection: RespConnection) -> int:
+    """What all keys take, as the server counts; its buffers, which come and go, are left out."""
+    keys = await connection.command("KEYS", "*")
+    return sum([await connection.command("MEMORY", "USAGE", key, "SAMPLES", 0) for key in keys])
 
 
 async def measure(layout: Layout, workload: Workload, probe: RespConnection, windows: int, figures: Figures) -> None:
@@ -260,7 +259,7 @@ async def measure(layout: Layout, workload: Workload, probe: RespConnection, win
     figures.redis_us.append(statistics.mean(redis_us))
     figures.redis_undisturbed_us.append(min(redis_us))
     figures.wall_us.append(statistics.mean(wall_us))
-    figures.bytes_per_token.append((await used_memory(probe) - figures.empty_bytes) / workload.num_tokens)
+    figures.bytes_per_token.append(await data_bytes(probe) / workload.num_tokens)
     started_s = time.perf_counter()
     figures.tokens_read = await layout.read()
     figures.read_ms.append((time.perf_counter() - started_s) * 1e3)
@@ -278,7 +277,6 @@ async def run(sequences: int, windows: int, rounds: int, say: Callable[[str], No
             for name, layout in layouts.items():
                 servers[name].start()
                 probes[name] = await RespConnection.open(read_url(servers[name].url), 5.0)
-                figures[name].empty_bytes = await used_memory(probes[name])
                 await layout.open(servers[name].url, workloads[name].first())
                 await measure(layout, workloads[name], probes[name], WARM_WINDOWS, Figures())  # fills the log
             for number in range(1, rounds + 1):

@@ -176,27 +176,29 @@ async def recover(
     return clock, scheduler, sum(request.adoption is not None for request in recovered.requests)
 
 
-async def used_memory(url: str) -> int:
-    """Bytes that the server counts as its data's and its own."""
-    connection = await RespConnection.open(read_url(url), 5.0)
-    info = (await connection.command("INFO", "memory")).decode()
+async def data_bytes(url: str) -> int:
+    """What all keys take, as the server counts; its buffers, which come and go, are left out."""
+    connection = await RespConnection.open(read_url(url), 30.0)
+    keys = await connection.command("KEYS", "*")
+    sizes = [await connection.command("MEMORY", "USAGE", key, "SAMPLES", 0) for key in keys]
     connection.close()
-    return int(dict(line.split(":", 1) for line in info.splitlines() if ":" in line)["used_memory"])
+    return sum(sizes)
 
 
 async def run(options: argparse.Namespace, say: Callable[[str], None]) -> tuple[list[Clock], float]:
     """The clocks of all rounds, and the bytes per live token in Redis."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder)) as server:
-        empty = await used_memory(server.url)
         store = RedisStore(server.url, "recovery", timeout_s=30.0)
         scheduler, worker = await live_through(store, options.requests, options.context, options.output)
-        bytes_per_token = (await used_memory(server.url) - empty) / (options.requests * options.context)
+        bytes_per_token = await data_bytes(server.url) / (options.requests * options.context)
         claims = [GatewayClaim(sequence.request_id, 0, sequence.output_token_ids()[:-1]) for sequence in scheduler.requests()]
         clocks = []
         for number in range(1, options.rounds + 1):
             report = worker.report(scheduler, number + 1)
             gc.collect()
+            gc.freeze()  # a standby that takes over does not have what made this state in its memory
             clock, restored, adopted = await recover(store, number + 1, report, claims)
+            gc.unfreeze()
             assert adopted == options.requests
             restored.check_integrity()
             clocks.append(clock)
