@@ -12,6 +12,7 @@ import structlog
 
 from services.rpc.errors import FieldViolation, InvalidArgument, Unavailable
 from services.scheduler.clock import boot_us, now_us
+from services.scheduler.collector_pause import collector_paused
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.journal_call import JournalCall, JournalReply, OlderEpoch
 from services.scheduler.core.lease import LeaseHold
@@ -114,18 +115,19 @@ class Term:
         stored = await self._read_store()
         await self._gathering.hear_gateways(stored, self._config.hello_wait_ms / 1000)
         await self._gathering.hear_workers(self._expected, 0)  # one may have gone and come back meanwhile
-        recovered = self._gathering.join(stored)
         reports, senders = self._gathering.reports, self._gathering.senders
         model = next(iter(reports.values())).description.model
-        leader = Leader(
-            self._config.scheduling,
-            self._epoch,
-            model,
-            recovered.last_record,
-            wake_journal=self._pump.wake,
-            may_speak=lambda: self.may_speak,
-        )
-        leader.lead(recovered, reports, senders)
+        with collector_paused():
+            recovered = self._gathering.join(stored)
+            leader = Leader(
+                self._config.scheduling,
+                self._epoch,
+                model,
+                recovered.last_record,
+                wake_journal=self._pump.wake,
+                may_speak=lambda: self.may_speak,
+            )
+            leader.lead(recovered, reports, senders)
         self.leader = leader
         self._gathering = Gathering()
         self._leads.set()

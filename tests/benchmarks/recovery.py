@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from services.scheduler.collector_pause import collector_paused
 from services.scheduler.core.journal import Journal
 from services.scheduler.core.journal_call import Applied
 from services.scheduler.core.recovery import GatewayClaim, join
@@ -165,11 +166,12 @@ async def recover(
     def stop_rule(submission: Submission, output: tuple[int, ...]) -> Finish | None:
         return StopRules.of(submission, MODEL, report.description.geometry.num_tokens + 1).first_stop_of(output)
 
-    with clock.phase("join"):
-        recovered = join(stored.state, {WORKER: report}, claims, stop_rule)
     scheduler = Scheduler(config_for(len(claims)), epoch)
-    with clock.phase("restore"):
-        scheduler.restore(recovered, {WORKER: report}, 0)
+    with collector_paused():  # as the service does
+        with clock.phase("join"):
+            recovered = join(stored.state, {WORKER: report}, claims, stop_rule)
+        with clock.phase("restore"):
+            scheduler.restore(recovered, {WORKER: report}, 0)
     with clock.phase("schedule"):
         batch = scheduler.schedule(WORKER, 0)
     assert batch is not None and batch.num_rows == len(claims) and not batch.entries, "something is computed again"
