@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.cli.child import PartDied
+from services.rpc.first_failure import first_failure
 
 
 class Part(Protocol):
@@ -49,21 +50,17 @@ class Supervisor:
         """Spawn all parts at once, then wait until each is ready. Raises PartDied for the first that ends before."""
         for part in reversed(self._parts):
             await part.spawn()
-        try:
+        with first_failure(PartDied):
             async with asyncio.TaskGroup() as group:
                 for part in self._parts:
                     group.create_task(self._report_ready(part))
-        except* PartDied as deaths:
-            raise deaths.exceptions[0] from None
 
     async def keep(self) -> None:
         """Restart whatever ends, for ever. Raises PartDied for a part that does not come back."""
-        try:
+        with first_failure(PartDied):
             async with asyncio.TaskGroup() as group:
                 for part in self._parts:
                     group.create_task(self._keep(part))
-        except* PartDied as deaths:
-            raise deaths.exceptions[0] from None
 
     async def stop(self, grace_s: float) -> None:
         """End the parts one after the other; each has `grace_s` seconds. Leaves no process, even when it is cancelled."""

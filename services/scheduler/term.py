@@ -11,6 +11,7 @@ from typing import Protocol
 import structlog
 
 from services.rpc.errors import FieldViolation, InvalidArgument, Unavailable
+from services.rpc.first_failure import first_failure
 from services.scheduler.clock import boot_us, now_us
 from services.scheduler.collector_pause import collector_paused
 from services.scheduler.config import SchedulerConfig
@@ -83,15 +84,14 @@ class Term:
     async def run(self) -> None:
         """Lead until somebody else does. Raises TermEnd."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._keeper.run())
-                tasks.create_task(self._run_links())
-                tasks.create_task(self._watch_over())
-                leader = await self._begin()
-                tasks.create_task(self._pump.run())
-                tasks.create_task(self._tick(leader))
-        except* TermEnd as over:
-            raise over.exceptions[0] from None
+            with first_failure(TermEnd):
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._keeper.run())
+                    tasks.create_task(self._run_links())
+                    tasks.create_task(self._watch_over())
+                    leader = await self._begin()
+                    tasks.create_task(self._pump.run())
+                    tasks.create_task(self._tick(leader))
         finally:
             self._has_ended = True
             self._health.serving(False)

@@ -8,6 +8,7 @@ from typing import Protocol
 import structlog
 
 from services.rpc.addresses import addresses
+from services.rpc.first_failure import first_failure
 from services.scheduler.worker_link import OlderEpoch, WorkerLink, WorkerListener
 from tessera.values.identity import Epoch
 
@@ -39,12 +40,10 @@ class WorkerLinks:
 
     async def run(self) -> None:
         """Run all links for ever. Raises OlderEpoch."""
-        try:
+        with first_failure(OlderEpoch):
             async with asyncio.TaskGroup() as tasks:
                 async for present in addresses(self._targets):
                     self._follow(present, tasks)
-        except* OlderEpoch as older:
-            raise older.exceptions[0] from None
 
     def _follow(self, present: frozenset[str], tasks: asyncio.TaskGroup) -> None:
         for address in sorted(self._links.keys() - present):
