@@ -328,8 +328,9 @@ class SimScheduler(Actor):
             if is_time and now >= term.read_at and not self._journal_line.is_busy:
                 self._journal_line.call("read", (term.epoch,), lambda reply: self._read(term, reply))
             return
-        live = {request_id for request_id, request in term.stored.requests.items() if request.finish is None}
-        live |= {slot.request_id for report in reports.values() for slot in report.slots}
+        ended = {request_id for request_id, request in term.stored.requests.items() if request.finish is not None}
+        in_slots = {slot.request_id for report in reports.values() for slot in report.slots}
+        live = (term.stored.requests.keys() | in_slots) - ended
         claimed = {claim.request_id for hello in term.hellos.values() for claim in hello.live}
         if live <= claimed or now - term.read_at >= HELLO_WAIT:
             self._join(term, term.stored)
