@@ -107,6 +107,11 @@ def _adopt_old_attempts(patch: Patch) -> None:
     patch.setattr(recovery, "_slot_to_adopt", slot_to_adopt)
 
 
+def _adopt_nothing(patch: Patch) -> None:
+    """Every request is computed again at a takeover: slower, and nothing else."""
+    patch.setattr(recovery, "_slot_to_adopt", lambda stored, live, tokens: None)
+
+
 def _take_held_leases(patch: Patch) -> None:
     """A standby takes, once, a lease that is held, and workers obey whoever speaks."""
     real = LeaseWatch.saw
@@ -137,11 +142,12 @@ def _hear_earlier_sessions(patch: Patch) -> None:
 
 
 DEFECTS = {
-    "a hash is not dropped after an overwrite": Defect(_keep_overwritten_hashes, "lag", 60),
+    "a hash is not dropped after an overwrite": Defect(_keep_overwritten_hashes, "lag", 80),
     "a record is applied twice": Defect(_apply_records_twice, "lag", 60),
     "a stale leader's frame is delivered": Defect(_deliver_stale_frames, "stale", 60),
     "a gateway does not refuse lower epochs": Defect(_follow_lower_epochs, "stale", 30),
     "a slot is adopted at an old attempt": Defect(_adopt_old_attempts, "moved", 40),
+    "positions that a worker holds are computed again": Defect(_adopt_nothing, "scheduler", 20),
     "a lease is taken too early, and no worker fences": Defect(_take_held_leases, "none", 20),
     "an earlier session of a gateway is heard": Defect(_hear_earlier_sessions, "cut", 60),
 }

@@ -67,6 +67,19 @@ STORIES: dict[str, tuple[tuple[Step, ...], ...]] = {
         ),
         (Step(("break worker", "kill worker"), (0, SECOND), _SHORT), Step(("kill leader",), (0, 300_000), _LONG)),
     ),
+    # Clients come back elsewhere, while their gateway still speaks for them.
+    "returns": (
+        (
+            Step(("pause gateway", "slow leader gateway", "cut leader gateway"), (0, SECOND), (300_000, 900_000)),
+            Step(("break call",), (0, 300_000), _SHORT),
+            Step(("break call",), (0, 100_000), _SHORT),
+            Step(("break call",), (0, 300_000), _SHORT),
+        ),
+        (
+            Step(("drain gateway", "kill gateway"), (0, SECOND), _SHORT),
+            Step(("pause gateway", "drain gateway"), (0, SECOND), (300_000, 900_000)),
+        ),
+    ),
 }
 
 PLANS = ("none", *KINDS, *STORIES, "all")

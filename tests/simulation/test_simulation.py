@@ -14,8 +14,11 @@ from tests.simulation.system import Outcome, simulate
 SEEDS = {"none": 5, "all": 50}
 """Of a plan of faults; 12 where it is not named."""
 
-KEPT: list[tuple[str, int]] = []
-"""Seeds that failed once, each with what was wrong."""
+KEPT = [
+    ("cut", 28),  # a Submit that was stuck on a gateway's earlier session took the request over from its next one
+    ("returns", 944),  # a client that came back was sent the output cut by a stop string with the end from before the cut
+]
+"""Seeds that failed once. They mean something else whenever what is drawn from a seed changes: `defects` keeps the mistakes."""
 
 
 @pytest.fixture(autouse=True, scope="module")
