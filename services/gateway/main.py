@@ -18,6 +18,11 @@ from tessera.values.known_models import locate
 STATUS_S = 1.0
 """How long the last calls have to tell their clients how they ended."""
 
+ENDED_AT_ONCE = 32
+ENDING_STEP_S = 0.1
+ENDING_STEPS_MAX = 20
+"""After the grace so many streams end in each step, or more where these would be too many steps."""
+
 CONNECTION_AGE_S = 1800.0
 """A client's connection is asked to end after this, so that clients find new gateways; its streams go on."""
 
@@ -60,11 +65,18 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
         server.health.drain()
         session.drain()
         await calls.all_ended(0 if sessions.done() else config.drain_grace_s)
-        session.end_all()
+        await _end_streams(session)
         await server.stop(STATUS_S)
         await session.close()
         sessions.cancel()
         await asyncio.wait((sessions,))
+
+
+async def _end_streams(session: SchedulerSession) -> None:
+    """Not all in one moment: their clients come to another gateway at once, and for each that has to read the whole prompt again."""
+    count = max(ENDED_AT_ONCE, -(-len(session.live) // ENDING_STEPS_MAX))
+    while session.end_some(count):  # noqa: ASYNC110 - a pace, not a wait for something
+        await asyncio.sleep(ENDING_STEP_S)
 
 
 def run(config: GatewayConfig) -> None:

@@ -99,10 +99,15 @@ class SchedulerSession:
 
     def end_all(self) -> None:
         """The grace is over: every stream ends, and its client is to go on with it at another gateway."""
-        for stream in self.live:
-            if stream.farewell is None:
-                stream.fail(draining())
-                self._part(stream, Detach(stream.request_id, stream.subscriber))
+        self.end_some(len(self.live))
+
+    def end_some(self, count: int) -> int:
+        """The same for `count` of the streams; returns how many are left."""
+        running = [stream for stream in self.live if stream.farewell is None]
+        for stream in running[:count]:
+            stream.fail(draining())
+            self._part(stream, Detach(stream.request_id, stream.subscriber))
+        return max(0, len(running) - count)
 
     async def close(self) -> None:
         """Wait (bounded) until the scheduler has heard everything said so far, the aborts of the last calls included."""

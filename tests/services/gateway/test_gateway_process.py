@@ -22,6 +22,7 @@ from gateway_house import (
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.gateway import main
 from services.gateway.config import GatewayConfig
 from services.gateway.servicer import SERVICE_NAME
 from services.rpc.channel import open_channel
@@ -217,6 +218,29 @@ def test_requests_still_running_when_the_grace_ends_are_sent_on(run_async, house
         assert end.nothing_heard()
 
     run_async(scenario())
+
+
+def test_after_the_grace_clients_are_sent_on_in_turn(run_async, house, monkeypatch):
+    """All at once they would wait for each other at the gateway that they come to."""
+    monkeypatch.setattr(main, "ENDED_AT_ONCE", 2)
+    monkeypatch.setattr(main, "ENDING_STEP_S", 0.01)
+    left: list[int] = []
+
+    async def scenario():
+        async with house() as h:
+            end = await h.session()
+            session = h.gateway.session
+            end_some = session.end_some
+            monkeypatch.setattr(session, "end_some", lambda count: left.append(end_some(count)) or left[-1])
+            calls = [h.generate(request_id=f"{number}") for number in range(5)]
+            submits = [await end.hear(Submit) for _ in calls]
+        for call in calls:
+            assert (await refused(call)).code() is grpc.StatusCode.UNAVAILABLE
+        detached = {(await end.hear(Detach)).request_id for _ in submits}
+        assert detached == {submit.submission.request_id for submit in submits}
+
+    run_async(scenario())
+    assert left == [3, 1, 0]
 
 
 def test_a_draining_gateway_takes_nothing_new_and_finishes_what_runs(run_async, house):
