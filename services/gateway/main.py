@@ -18,9 +18,9 @@ from tessera.values.known_models import locate
 STATUS_S = 1.0
 """How long the last calls have to tell their clients how they ended."""
 
-ENDED_AT_ONCE = 32
+ENDED_AT_ONCE = 16
 ENDING_STEP_S = 0.1
-ENDING_STEPS_MAX = 20
+ENDING_STEPS_MAX = 40
 """After the grace so many streams end in each step, or more where these would be too many steps."""
 
 CONNECTION_AGE_S = 1800.0
