@@ -5,6 +5,7 @@ from typing import Any
 from services.scheduler.core.record import StoredState
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.scheduler import Scheduler
+from tessera.values.identity import Epoch
 from tessera.values.report import SlotReport, WorkerReport
 from tests.services.scheduler.core.fake_worker import FakeWorker, prefix_digests
 from tests.simulation.world import Violation, World
@@ -54,7 +55,7 @@ class Oracle:
         for key in [key for key in held if key[0] == request_id]:
             del held[key]
 
-    def joined(self, scheduler: Scheduler, reports: dict[str, WorkerReport], stored: StoredState) -> None:
+    def joined(self, epoch: Epoch, scheduler: Scheduler, reports: dict[str, WorkerReport], stored: StoredState) -> None:
         """A new leader has begun: everything that its workers reported as computed is held or cached."""
         for request in stored.requests.values():
             tokens = self._outputs[request.submission.client_request_id]
@@ -66,8 +67,8 @@ class Oracle:
         for worker, report in reports.items():
             replica, machine = scheduler.replica(worker), self._machines[worker]
             assert replica is not None
-            if machine.description.boot_id != report.description.boot_id:
-                continue  # it has restarted since
+            if (machine.epoch, machine.nonce) != (epoch, report.nonce):
+                continue  # it has restarted since, or obeys somebody else
             self._check_memory(replica, machine)
             if not self.is_strict:
                 continue

@@ -372,7 +372,7 @@ class SimScheduler(Actor):
 
         def restore_and_check(recovered: Recovered, reports: dict[str, WorkerReport], now_us: int) -> None:
             restore(recovered, reports, now_us)
-            self._oracle.joined(leader.scheduler, reports, stored)  # before the first batch, which may preempt
+            self._oracle.joined(term.epoch, leader.scheduler, reports, stored)  # before the first batch, which may preempt
 
         leader.scheduler.restore = restore_and_check  # type: ignore[method-assign]
         leader.lead(recovered, reports, senders)
