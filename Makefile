@@ -72,13 +72,13 @@ generate = $(BIN)/python -m grpc_tools.protoc -I protos --python_out=$(1) --pyi_
 
 .PHONY: proto
 proto: setup ## Generate the stubs from the .proto files again
-	@find protos -name '*_pb2*.py*' -delete
+	@find protos -name '*_pb2*.py*' -not -path '*/__pycache__/*' -delete
 	@$(call stage,stubs,$(call generate,protos))
 
 .PHONY: proto-check
 proto-check: setup ## Check that the committed stubs are what the .proto files give
 	@$(call stage,stubs are fresh,fresh=$$(mktemp -d); $(call generate,$$fresh) && \
-	  diff <(cd protos && find . -name '*_pb2*.py*' | sort) <(cd $$fresh && find . -name '*_pb2*.py*' | sort) && \
+	  diff <(cd protos && find . -name '*_pb2*.py*' -not -path '*/__pycache__/*' | sort) <(cd $$fresh && find . -name '*_pb2*.py*' | sort) && \
 	  (cd $$fresh && find . -type f) | while read -r file; do diff protos/$$file $$fresh/$$file || exit 1; done && rm -rf $$fresh)
 
 .PHONY: parity
