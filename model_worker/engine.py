@@ -94,6 +94,11 @@ class Engine:
             last_write_step=self._last_write_step.copy(),
         )
 
+    @property
+    def num_slots_held(self) -> int:
+        """Slots that somebody holds."""
+        return int(self._slots.held.sum())
+
     def read_blocks(self, block_ids: Sequence[int]) -> list[BlockContent]:
         """Blocks of the pool as they are now, as copies. Call it between two batches."""
         return [

@@ -22,6 +22,7 @@ _TEXTS = {
     "max_model_len": Text("Longest prompt plus output. Without it: what the model was trained for.", "TOKENS"),
     "threads": Text("Threads that compute. Without it: one per core that this process may use.", "COUNT"),
     "heartbeat_ms": Text("How often the worker says that it lives.", "MS"),
+    "drain_grace_s": Text("After SIGTERM, how long its requests may take to go to other workers, or to end.", "SECONDS"),
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
     "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),
 }
@@ -36,7 +37,8 @@ def command(**options: Any) -> None:
     Example, with a quarter of the default cache:
       tessera worker --model SmolLM2-135M-Instruct --kv-cache-bytes 134217728
 
-    It serves as soon as the model is loaded. SIGTERM or Ctrl-C ends it after the batch that it computes.
+    It serves as soon as the model is loaded. SIGTERM or Ctrl-C ends it once its requests have gone to
+    other workers or ended, after at most drain-grace-s.
     """
     config = build_config(WorkerConfig, options)
     from services.cli.role_process import run_role  # here: `--help` needs no torch

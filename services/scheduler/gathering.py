@@ -24,6 +24,7 @@ class Gathering:
     def __init__(self) -> None:
         self.reports: dict[str, WorkerReport] = {}
         self.senders: dict[str, Callable[[ScheduledBatch], None]] = {}
+        self.leaving: set[str] = set()  # of those who reported
         self._fleet = Fleet()
         self._hellos: dict[GatewaySession, Hello] = {}
         self._changed = asyncio.Event()
@@ -37,8 +38,13 @@ class Gathering:
         self.senders[address] = send
         self._changed.set()
 
+    def worker_leaving(self, address: str) -> None:
+        """It is to end soon."""
+        self.leaving.add(address)
+
     def worker_detached(self, address: str) -> None:
         """Its report says nothing any more."""
+        self.leaving.discard(address)
         self.reports.pop(address, None)
         self.senders.pop(address, None)
 

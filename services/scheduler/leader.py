@@ -115,6 +115,11 @@ class Leader:
         self.scheduler.lose_worker(address, loss, self._clock())
         self._settle(None)
 
+    def worker_leaving(self, address: str) -> None:
+        """It is to end: its requests go elsewhere while it computes on."""
+        self.scheduler.worker_leaves(address)
+        self._settle(None)
+
     def worker_removed(self, address: str) -> None:
         """It is no longer one of ours, and detached."""
         self.scheduler.remove_worker(address, self._clock())

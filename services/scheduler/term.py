@@ -128,6 +128,8 @@ class Term:
                 may_speak=lambda: self.may_speak,
             )
             leader.lead(recovered, reports, senders)
+        for address in self._gathering.leaving:
+            leader.worker_leaving(address)
         self.leader = leader
         self._gathering = Gathering()
         self._leads.set()
@@ -211,6 +213,13 @@ class Term:
         """See `WorkerListener`."""
         assert self.leader is not None, "nothing was sent before the join"
         self.leader.worker_output(address, output)
+
+    def worker_leaving(self, address: str) -> None:
+        """See `WorkerListener`."""
+        if self.leader is None:
+            self._gathering.worker_leaving(address)
+        else:
+            self.leader.worker_leaving(address)
 
     def worker_detached(self, address: str, loss: WorkerLoss) -> None:
         """See `WorkerListener`."""

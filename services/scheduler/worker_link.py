@@ -88,6 +88,9 @@ class WorkerListener(Protocol):
     def worker_output(self, address: str, output: ScheduledBatchOutput) -> None:
         """One batch was executed."""
 
+    def worker_leaving(self, address: str) -> None:
+        """The worker is to end. It answers batches until it is detached."""
+
     def worker_detached(self, address: str, loss: WorkerLoss) -> None:
         """The stream ended; batches in flight are unknown until the next report."""
 
@@ -214,6 +217,9 @@ class WorkerLink:
                     self._clock.answered(output.step_id, output.compute_us)
                     self._listener.worker_output(self._address, output)
                     self._retry_s = RETRY_S
+            elif kind == "leaving":
+                _log.info("worker leaves", worker=self._address)
+                self._listener.worker_leaving(self._address)
             elif kind == "refused":
                 raise BatchWasRefused(message.refused.step_id, message.refused.reason)
         raise StreamEnded("the stream ended")

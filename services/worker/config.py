@@ -25,6 +25,7 @@ class WorkerConfig:
     max_model_len: int | None = None  # tokens, prompt and output; None: what the model was trained for
     threads: int | None = None  # torch threads; None: one per core this process may use
     heartbeat_ms: int = 500
+    drain_grace_s: float = 10.0  # after SIGTERM: how long its requests may take to go elsewhere, or to end
     ready_file: Path | None = None
     log_level: str = "info"
 
@@ -38,7 +39,7 @@ class WorkerConfig:
             "threads",
             "heartbeat_ms",
         )
-        check_minimums(self, dict.fromkeys(names, 1))
+        check_minimums(self, {**dict.fromkeys(names, 1), "drain_grace_s": 0})
         if self.block_size != 1 and self.block_size % 16:
             raise ConfigError(f"block_size must be 1 or a multiple of 16, got {self.block_size}")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -47,6 +47,15 @@ class ExecuteStream:
         self.refused = True
         self._put(worker_pb2.ExecuteResponse(refused=worker_pb2.Refused(step_id=step_id, reason=reason)))
 
+    def leave(self) -> None:
+        """Send that the worker is to end. Batches are taken as ever."""
+        self._put(worker_pb2.ExecuteResponse(leaving=worker_pb2.Leaving()))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nobody listens any more."""
+        return self._ended
+
     def end(self, error: BaseException | None = None) -> None:
         """End the stream once what is queued has been sent: with OK, or with `error`. Later ends are no-ops."""
         if not self._ended:

@@ -6,6 +6,7 @@ mended by the next Attach.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,8 @@ _log = structlog.get_logger()
 
 READ_BLOCKS_MAX = 4096
 """Blocks of one ReadBlocks: they are copied all at once."""
+
+LEAVE_POLL_S = 0.05
 
 SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
@@ -48,10 +51,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._thread: EngineThread | None = None
         self._attachment = Attachment(NO_EPOCH, 0)
         self._closed_because = "the model is still loading"
+        self._is_leaving = False
 
     def open(self, thread: EngineThread) -> None:
         """Serve this engine from now on."""
         self._thread = thread
+
+    async def leave(self, grace_s: float) -> None:
+        """Say that this worker is to end, and go on computing until its requests have gone elsewhere, or nobody commands it; at most
+        `grace_s`. Raises EngineCrashed."""
+        self._is_leaving = True
+        if self._attachment.stream is not None:
+            self._attachment.stream.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self._is_commanded() and await self._holds_slots():  # noqa: ASYNC110 - it changes in the engine's thread
+                    await asyncio.sleep(LEAVE_POLL_S)
 
     async def drain(self) -> None:
         """Finish the started batch, send its output, end the stream, and take no more calls."""
@@ -185,6 +200,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         if held.stream is not None:
             raise Aborted("this Attach has had its Execute stream: attach again", reason="ATTACH_USED")
         held.stream = stream
+        if self._is_leaving:
+            stream.leave()
         return held
 
     def _submit(self, message: worker_pb2.ScheduledBatch, stream: ExecuteStream) -> None:
@@ -228,6 +245,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 "nonce": str(held.nonce),
             },
         )
+
+    async def _holds_slots(self) -> bool:
+        return await self._opened().between_batches(lambda engine: engine.num_slots_held) > 0
+
+    def _is_commanded(self) -> bool:
+        return self._attachment.stream is not None and not self._attachment.stream.has_ended
 
     def _opened(self) -> EngineThread:
         if self._thread is None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Items
 
 from kv_manager.block_manager import PoolExhausted
+from services.scheduler.core.departure import move_away
 from services.scheduler.core.lifecycle import Lifecycle
 from services.scheduler.core.placement import Placement, Placer
 from services.scheduler.core.replica import Replica
@@ -32,6 +33,8 @@ class Batcher:
 
     def plan(self, replica: Replica, now_us: int) -> StepPlan:
         """The rows of the next step; they count as in flight."""
+        if replica.is_leaving:
+            move_away(self._lifecycle, replica)
         plan = StepPlan(replica.tokens_max, replica.running_max)
         strong = self._lifecycle.suspects.strong
         if strong and self._plan_alone(replica, plan, now_us):

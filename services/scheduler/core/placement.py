@@ -37,6 +37,8 @@ class Placer:
 
     def next_for(self, replica: Replica, now_us: int) -> Placement | None:
         """What `replica` admits next; None where nobody who waits for it fits."""
+        if replica.is_leaving:
+            return None
         waiting = self._waiting
         quick = self._quick(replica, now_us)
         while (sequence := waiting.first_for(replica.name)) is not None:
@@ -59,7 +61,7 @@ class Placer:
         """Those who take a request soon: `replica` now, others in their next step. Nobody stands in the line of one that is slow."""
         quick = []
         for other in self._fleet:
-            if not other.is_attached:
+            if not other.takes_requests:
                 continue
             if other is replica or not other.is_slow(now_us):
                 quick.append(other)
@@ -109,4 +111,4 @@ class Placer:
     def _holder_of(self, sequence: Sequence) -> Replica:
         """Of the workers whose pool holds a sequence to its end one that can compute, or one that is away where all of them are."""
         holders = [replica for replica in self._fleet if replica.can_hold(sequence)]
-        return min(holders, key=lambda replica: (not replica.is_attached, len(replica.running)))
+        return min(holders, key=lambda replica: (not replica.takes_requests, len(replica.running)))

@@ -58,6 +58,7 @@ class Replica:
         self.durable_step = 0
         self.progress_us = 0  # when its oldest batch in flight became the oldest
         self.is_attached = True
+        self.is_leaving = False  # it has said that it is to end
         self.running: dict[bytes, Sequence] = {}
         self.orphans: dict[bytes, Orphan] = {}
         self.drops: list[SlotDrop] = []
@@ -83,6 +84,22 @@ class Replica:
     def seats_left(self) -> int:
         """How many more sequences may run: up to the limit, and with slots that no orphan holds."""
         return min(self.running_max - len(self.running), len(self._free_slots))
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether sequences may be admitted: it is there, and is to stay."""
+        return self.is_attached and not self.is_leaving
+
+    @property
+    def num_free_tokens(self) -> int:
+        """Tokens for which there are free blocks."""
+        return self.manager.num_free_blocks * self.manager.block_size
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Positions of its sequences' known tokens that no batch computes yet, less the one that a decode leaves to each."""
+        ledgers = (sequence.ledger for sequence in self.running.values())
+        return sum(max(0, ledger.num_tokens - ledger.scheduled_len - 1) for ledger in ledgers)
 
     def is_slow(self, now_us: int) -> bool:
         """Whether its oldest batch in flight has taken so long that nobody should wait for its next one."""

@@ -168,6 +168,14 @@ class Scheduler:
             message = f"no worker can compute this request: {loss.text or 'the worker was lost'}, {GUILTY_AFTER} times with nothing else to do"
             self._lifecycle.end(sequence, Finish(FinishReason.ERROR, sequence.output_len, message=message), now_us)
 
+    def worker_leaves(self, name: str) -> None:
+        """A worker is to end: it is given no more requests, and its own go to others, as fast as these can take them. What nobody else
+        can take goes on where it is until the worker is lost."""
+        replica = self._fleet.get(name)
+        if replica is not None and replica.is_attached:
+            replica.is_leaving = True
+            self._waiting.dissolve(name)
+
     def remove_worker(self, name: str, now_us: int) -> None:
         """A worker is gone for good: as `lose_worker`, and nothing is kept of it, here or in the journal."""
         replica = self._fleet.get(name)

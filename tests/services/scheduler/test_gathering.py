@@ -111,3 +111,12 @@ def test_the_first_worker_says_which_model_it_is() -> None:
     gathering.worker_detached("worker:1")
     gathering.worker_attached("worker:2", report(model=other), lambda batch: None)
     assert list(gathering.reports) == ["worker:2"]
+
+
+def test_who_is_to_end_is_known_until_it_has() -> None:
+    gathering = Gathering()
+    gathering.worker_attached("worker:1", report(), lambda batch: None)
+    gathering.worker_leaving("worker:1")
+    assert gathering.leaving == {"worker:1"}
+    gathering.worker_detached("worker:1")
+    assert not gathering.leaving

@@ -47,6 +47,9 @@ class Listener:
     def worker_output(self, address: str, output: ScheduledBatchOutput) -> None:
         self._events.put_nowait(("output", output))
 
+    def worker_leaving(self, address: str) -> None:
+        self._events.put_nowait(("leaving", address))
+
     def worker_detached(self, address: str, loss: WorkerLoss) -> None:
         self.send = None
         self._events.put_nowait(("detached", loss))
@@ -395,5 +398,20 @@ def test_a_link_ends_when_cancelled_just_as_a_message_comes(turns: int, run_asyn
         reading.cancel()
         done, _ = await asyncio.wait((reading,), timeout=5)
         assert done, "the cancellation was lost"
+
+    run_async(scenario())
+
+
+def test_a_worker_that_leaves_is_heard_of_and_goes_on_answering(run_async: RunAsync) -> None:
+    async def scenario() -> None:
+        async with linked() as (worker, listener):
+            report = await listener.hear("attached")
+            stream = await worker.stream()
+            stream.say(worker_pb2.ExecuteResponse(leaving=worker_pb2.Leaving()))
+            await listener.hear("leaving")
+            listener.batch(report, 1)
+            assert (await stream.batch()).step_id == 1
+            stream.break_off(Unavailable("the worker is shutting down", reason=NOT_SERVING, retry_after_ms=0))
+            assert (await listener.hear("detached")).kind is LossKind.LEFT
 
     run_async(scenario())

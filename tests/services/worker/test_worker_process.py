@@ -375,8 +375,40 @@ def test_a_worker_stopped_and_continued_answers_to_its_present_leader_only(tmp_p
         assert second.execute().run(2, [(0, 1, 7)]).token_ids.tolist() == continuation(PROMPT, 2)[1:]
 
 
-def test_sigterm_finishes_the_step_and_exits_cleanly(tmp_path: Path) -> None:
+def test_after_sigterm_a_worker_says_so_and_computes_until_its_slots_are_given_up(tmp_path: Path) -> None:
     with worker_process(tmp_path) as worker:
+        only = Leader(worker, leader(1))
+        only.attach()
+        execution = only.execute()
+        execution.run(1, [(0, 6, 6)], [entry(0, PROMPT, [3], "a")])
+        codes: list[int] = []
+        ending = threading.Thread(target=lambda: codes.append(worker.terminate()))
+        ending.start()
+        execution.next("leaving")
+        assert execution.run(2, [(0, 1, 7)]).token_ids.tolist() == continuation(PROMPT, 2)[1:]
+        only.nonce += 1  # the next leader hears of it as well
+        only.attach()
+        execution = only.execute()
+        execution.next("leaving")
+        execution.run(3, drops=[SlotDrop(0, b"a".ljust(16, b"."), 1)])
+        code, details = reason_of(execution.end())
+        assert code is grpc.StatusCode.UNAVAILABLE and "shutting down" in details
+        ending.join(TIMEOUT_S)
+        assert codes == [0]
+
+
+def test_a_worker_that_nobody_commands_ends_at_once(tmp_path: Path) -> None:
+    with worker_process(tmp_path, drain_grace_s=1000.0) as worker:
+        only = Leader(worker, leader(1))
+        only.attach()
+        execution = only.execute()
+        execution.run(1, [(0, 6, 6)], [entry(0, PROMPT, [3], "a")])
+        execution.call.cancel()
+        assert worker.terminate() == 0
+
+
+def test_without_grace_sigterm_finishes_the_step_and_exits_cleanly(tmp_path: Path) -> None:
+    with worker_process(tmp_path, drain_grace_s=0.0) as worker:
         only = Leader(worker, leader(1))
         only.attach()
         execution = only.execute()
@@ -390,6 +422,7 @@ def test_sigterm_finishes_the_step_and_exits_cleanly(tmp_path: Path) -> None:
         watch = health_pb2_grpc.HealthStub(worker.channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
         worker.gate.disarm()
         worker.gate.let_go()
+        execution.next("leaving")
         assert execution.output().token_ids.tolist() == continuation(PROMPT, 1)
         code, details = reason_of(execution.end())
         assert code is grpc.StatusCode.UNAVAILABLE and "shutting down" in details

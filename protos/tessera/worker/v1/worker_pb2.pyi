@@ -118,14 +118,16 @@ class ExecuteRequest(_message.Message):
     def __init__(self, batch: _Optional[_Union[ScheduledBatch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
-    __slots__ = ("output", "heartbeat", "refused")
+    __slots__ = ("output", "heartbeat", "refused", "leaving")
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     output: ScheduledBatchOutput
     heartbeat: Heartbeat
     refused: Refused
-    def __init__(self, output: _Optional[_Union[ScheduledBatchOutput, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+    leaving: Leaving
+    def __init__(self, output: _Optional[_Union[ScheduledBatchOutput, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("epoch", "nonce")
@@ -134,6 +136,10 @@ class Heartbeat(_message.Message):
     epoch: _types_pb2.Epoch
     nonce: int
     def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., nonce: _Optional[int] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("step_id", "reason")

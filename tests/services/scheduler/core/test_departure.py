@@ -1,0 +1,104 @@
+"""A worker that says that it is to end: its requests go to the others a few at a time, and nobody pauses for long."""
+
+from fleet_rig import LIMITS, FleetRig
+
+NUMBERS = range(1, 9)
+PROMPT_LEN = 20
+GAP_MAX = 5
+"""Turns without a token: two batches in flight when it moves, its prompt of a step's third, and two batches until the output is told."""
+
+
+def filled_rig(num_workers: int = 2, num_blocks: int = 80) -> FleetRig:
+    """Eight requests in decode, over all workers."""
+    rig = FleetRig(num_workers, num_blocks)
+    for number in NUMBERS:
+        rig.submit(number, [number * 100 + at for at in range(PROMPT_LEN)], max_tokens=40)
+    for _ in range(6):
+        rig.turn()
+    return rig
+
+
+def workers_of(rig: FleetRig) -> set[str]:
+    return {rig.sequence(number).worker for number in NUMBERS} - {""}
+
+
+def assert_all_as_alone(rig: FleetRig) -> None:
+    rig.finish_all()
+    for number in NUMBERS:
+        rig.assert_as_alone(number)
+
+
+def test_requests_of_a_leaving_worker_move_a_few_at_a_time() -> None:
+    rig = filled_rig()
+    leaving = rig.scheduler.replica("worker:0")
+    assert leaving is not None and len(leaving.running) == 4
+    rig.scheduler.worker_leaves("worker:0")
+    lens = {number: rig.sequence(number).output_len for number in NUMBERS}
+    silent = dict.fromkeys(NUMBERS, 0)
+    longest, turns = 0, 0
+    while leaving.running or rig.workers["worker:0"].slots:
+        pending = sum(rig.sequence(number).ledger.num_tokens for number in NUMBERS if not rig.sequence(number).worker)
+        assert pending <= LIMITS.max_num_batched_tokens, "more is on its way than one step computes"
+        rig.turn()
+        turns += 1
+        assert turns < 60, "it is never done"
+        for number in NUMBERS:
+            sequence = rig.sequence(number)
+            is_silent = sequence.finish is None and sequence.output_len == lens[number]
+            silent[number] = silent[number] + 1 if is_silent else 0
+            lens[number] = sequence.output_len
+            longest = max(longest, silent[number])
+    assert longest <= GAP_MAX
+    assert any(rig.sequence(number).finish is None for number in NUMBERS), "they moved before they ended"
+    assert workers_of(rig) == {"worker:1"}
+    assert_all_as_alone(rig)
+
+
+def test_nobody_new_comes_to_a_leaving_worker() -> None:
+    rig = filled_rig()
+    rig.scheduler.worker_leaves("worker:0")
+    for number in range(20, 26):
+        rig.submit(number, [number, 7, 7], max_tokens=4)
+    rig.turn()
+    leaving = rig.scheduler.replica("worker:0")
+    assert leaving is not None
+    assert not {number.to_bytes(16, "big") for number in range(20, 26)} & leaving.running.keys()
+    assert_all_as_alone(rig)
+
+
+def test_without_another_worker_requests_end_where_they_are() -> None:
+    rig = filled_rig(num_workers=1, num_blocks=160)
+    rig.scheduler.worker_leaves("worker:0")
+    assert_all_as_alone(rig)
+    assert rig.scheduler.load().num_preemptions == 0
+
+
+def test_what_fits_nowhere_else_stays_and_waits_for_the_workers_return() -> None:
+    rig = FleetRig(1, num_blocks=80)
+    rig.join("small", num_blocks=8)
+    sequence = rig.submit(1, list(range(100, 150)), max_tokens=40)
+    for _ in range(4):
+        rig.turn()
+    assert sequence.worker == "worker:0"
+    rig.scheduler.worker_leaves("worker:0")
+    for _ in range(5):
+        rig.turn()
+    assert sequence.worker == "worker:0" and sequence.finish is None
+    rig.kill("worker:0")
+    rig.attach("worker:0")
+    rig.finish_all()
+    rig.assert_as_alone(1)
+
+
+def test_a_worker_that_comes_back_takes_requests_again() -> None:
+    rig = filled_rig()
+    rig.scheduler.worker_leaves("worker:0")
+    for _ in range(3):
+        rig.turn()
+    rig.kill("worker:0")
+    rig.attach("worker:0")
+    for number in range(20, 28):
+        rig.submit(number, [number, 7, 7], max_tokens=4)
+    rig.turn()
+    assert rig.scheduler.replica("worker:0").running  # type: ignore[union-attr]
+    assert_all_as_alone(rig)
