@@ -17,8 +17,8 @@ from services.rpc.errors import (
 from tessera.values.protocol import VERSION_SKEW
 from tessera.values.session import Rejected, RejectReason
 
-DRAINING_RETRY_MS = 1000
-"""When to try again where a draining scheduler does not say: about as long as the next one takes."""
+SKEW_RETRY_MS = 1000
+"""When to try again what only a gateway of another release can do."""
 
 ELSEWHERE_RETRY_MS = 100
 """When to try again what another gateway can do at once."""
@@ -50,9 +50,6 @@ def rejection_of(rejected: Rejected, prompt_field: str) -> ServiceError:
             return Overloaded(rejected.message, reason="OVERLOADED", retry_after_ms=rejected.retry_after_ms)
         case RejectReason.ALREADY_EXISTS:
             return AlreadyExists(rejected.message, reason="REQUEST_ID_IN_USE", metadata={"field": "generation.request_id"})
-        case RejectReason.DRAINING:
-            retry_after_ms = rejected.retry_after_ms or DRAINING_RETRY_MS
-            return Unavailable(rejected.message, reason="DRAINING", retry_after_ms=retry_after_ms)
 
 
 def taken_over() -> ServiceError:
@@ -73,4 +70,4 @@ def tokenizer_mismatch(text: str) -> ServiceError:
 
 def version_skew(text: str) -> ServiceError:
     """The leader is of another release; a gateway of that release can serve."""
-    return Unavailable(text, reason=VERSION_SKEW, retry_after_ms=DRAINING_RETRY_MS)
+    return Unavailable(text, reason=VERSION_SKEW, retry_after_ms=SKEW_RETRY_MS)

@@ -108,7 +108,6 @@ class RejectReason(Enum):
     TOO_LONG = "too_long"  # can never run here
     OVERLOADED = "overloaded"  # the queue is full
     ALREADY_EXISTS = "already_exists"  # the client's id lives with another body or principal
-    DRAINING = "draining"
     INVALID = "invalid"  # the request itself is wrong, for example a token id outside the vocabulary
 
 
@@ -125,7 +124,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """A subscriber with a higher number owns the request now; the stream of `subscriber` ends."""
+    """Another subscriber owns the request now, of a higher number, or of the same and later; the stream of `subscriber` ends."""
 
     request_id: bytes
     subscriber: int

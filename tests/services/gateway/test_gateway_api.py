@@ -197,7 +197,7 @@ REJECTIONS = [
     (RejectReason.TOO_LONG, 0, grpc.StatusCode.INVALID_ARGUMENT, "TOO_LONG"),
     (RejectReason.OVERLOADED, 750, grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"),
     (RejectReason.ALREADY_EXISTS, 0, grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_IN_USE"),
-    (RejectReason.DRAINING, 0, grpc.StatusCode.UNAVAILABLE, "DRAINING"),
+    (RejectReason.INVALID, 0, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"),
 ]
 
 
@@ -215,7 +215,7 @@ def test_a_rejection_ends_the_call_with_its_status(run_async, house, kind, reaso
             assert "17 tokens, 16 fit" in error.details()
             found, fields = reason_and_fields(error)
             assert found == name
-            assert fields == (["generation.text"] if reason is RejectReason.TOO_LONG else [])
+            assert fields == (["generation.text"] if code is grpc.StatusCode.INVALID_ARGUMENT else [])
             if reason is RejectReason.OVERLOADED:
                 retry = error_details_pb2.RetryInfo()
                 assert any(detail.Unpack(retry) for detail in rpc_status.from_call(error).details)

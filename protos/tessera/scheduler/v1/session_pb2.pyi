@@ -14,13 +14,11 @@ class RejectReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REJECT_REASON_TOO_LONG: _ClassVar[RejectReason]
     REJECT_REASON_OVERLOADED: _ClassVar[RejectReason]
     REJECT_REASON_ALREADY_EXISTS: _ClassVar[RejectReason]
-    REJECT_REASON_DRAINING: _ClassVar[RejectReason]
     REJECT_REASON_INVALID: _ClassVar[RejectReason]
 REJECT_REASON_UNSPECIFIED: RejectReason
 REJECT_REASON_TOO_LONG: RejectReason
 REJECT_REASON_OVERLOADED: RejectReason
 REJECT_REASON_ALREADY_EXISTS: RejectReason
-REJECT_REASON_DRAINING: RejectReason
 REJECT_REASON_INVALID: RejectReason
 
 class SessionRequest(_message.Message):
