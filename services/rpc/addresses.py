@@ -22,11 +22,20 @@ def check_targets(field: str, targets: Sequence[str]) -> None:
     if not targets:
         raise ConfigError(f"{field} must name at least one HOST:PORT or dns:///NAME:PORT")
     for target in targets:
-        host, _, port = target.removeprefix(DNS_PREFIX).rpartition(":")
-        if not target.startswith("unix:") and not (host and port.isdigit() and 0 < int(port) < 65536):
-            raise ConfigError(f"{field} must be HOST:PORT or dns:///NAME:PORT with a port from 1 to 65535, got {target!r}")
+        if not target.startswith("unix:"):
+            _check_host_and_port(field, target)
     if len(set(targets)) < len(targets):
         raise ConfigError(f"{field} names an address twice: {', '.join(targets)}")
+
+
+def _check_host_and_port(field: str, target: str) -> None:
+    host, _, port = target.removeprefix(DNS_PREFIX).rpartition(":")
+    if not (host and port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigError(f"{field} must be HOST:PORT or dns:///NAME:PORT with a port from 1 to 65535, got {target!r}")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:  # as looking it up would, where no field's name is known
+        raise ConfigError(f"{field}: {target!r} has no name that can be looked up: {error}") from error
 
 
 async def addresses(targets: Sequence[str], refresh_s: float = REFRESH_S) -> AsyncIterator[frozenset[str]]:

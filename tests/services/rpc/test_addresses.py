@@ -9,12 +9,16 @@ from services.rpc.addresses import addresses, check_targets
 from tessera.values.config import ConfigError
 
 
-@pytest.mark.parametrize("targets", [["a:1"], ["a:1", "b:1"], ["unix:/tmp/x"], ["dns:///workers.ns:50053", "[::1]:7"]])
+@pytest.mark.parametrize("targets", [["a:1"], ["a:1", "b:1"], ["unix:/tmp/..x"], ["dns:///workers.ns:50053", "[::1]:7"]])
 def test_targets_that_can_be_reached(targets):
     check_targets("worker", targets)
 
 
-@pytest.mark.parametrize("targets", [[], ["a"], ["a:0"], [":5"], ["dns:///name"], ["a:1", "a:1"], ["a:99999"]])
+UNREACHABLE = [[], ["a"], ["a:0"], [":5"], ["dns:///name"], ["a:1", "a:1"], ["a:99999"]]
+NOT_A_NAME = [["dns:///a..b:1"], ["dns:///" + "a" * 64 + ":1"]]
+
+
+@pytest.mark.parametrize("targets", UNREACHABLE + NOT_A_NAME)
 def test_other_targets_are_refused_by_the_fields_name(targets):
     with pytest.raises(ConfigError, match="worker"):
         check_targets("worker", targets)
