@@ -52,14 +52,12 @@ class Standby:
 
     async def take(self) -> EpochTake:
         """Wait for as long as it takes."""
-        following = asyncio.create_task(self._follow_workers())
-        try:
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(self._follow_workers())
             await self._workers_known.wait()
             while (taken := await self._turn()) is None:  # noqa: ASYNC110 - what it waits for is elsewhere
                 await asyncio.sleep(self._pause_s)
-        finally:
             following.cancel()
-            await asyncio.wait((following,))
         _log.info("epoch taken", epoch=taken.epoch.number)
         return taken
 

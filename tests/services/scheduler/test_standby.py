@@ -191,3 +191,20 @@ def test_a_store_that_cannot_be_read_is_waited_for_and_said_once(
         assert trouble == "away" or "format 999" in log.calls[0].kwargs["error"]
 
     run_async(scenario())
+
+
+def test_a_standby_that_cannot_follow_its_workers_ends(
+    run_async: RunAsync, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(_targets: object) -> AsyncIterator[frozenset[str]]:
+        yield frozenset()
+        raise ZeroDivisionError
+
+    async def scenario() -> None:
+        monkeypatch.setattr(standby, "addresses", broken)
+        async with standing_by(store, "unused:1") as taking:
+            with pytest.raises(ExceptionGroup) as raised:
+                await taking
+            assert raised.group_contains(ZeroDivisionError)
+
+    run_async(scenario())
