@@ -48,9 +48,11 @@ def validate_resume(request: GenerateInput, resume: ResumeInput, model: ServedMo
         submission = validate(request, model, principal)
     except InvalidRequest as error:
         problems.extend(error.under(GENERATION).fields)
-    if submission is not None and resume.token_offset > submission.sampling.max_tokens:
-        text = f"is {resume.token_offset}, above max_tokens, which is {submission.sampling.max_tokens}"
-        problems.append(InvalidField("resume.token_offset", text))
+    if submission is not None:
+        most = min(submission.sampling.max_tokens, model.info.max_model_len - len(submission.prompt_token_ids))
+        if resume.token_offset > most:
+            text = f"is {resume.token_offset}; the answer has at most {most} tokens by max_tokens and the model's length"
+            problems.append(InvalidField("resume.token_offset", text))
     if problems or submission is None:
         raise InvalidRequest(problems)
     return Resumed(submission, resume.number, Shown(resume.token_offset, resume.text_offset, tuple(resume.token_ids.tolist())))

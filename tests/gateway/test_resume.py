@@ -34,6 +34,10 @@ def test_a_resume_says_what_was_shown(model: ServedModel, token_ids: tuple[int, 
     assert (submission.client_request_id, submission.principal, submission.sampling.seed) == ("mine", "p", 7)
 
 
+def test_all_of_an_answer_that_fills_the_model_may_have_been_shown(model: ServedModel) -> None:
+    assert validate_resume(asked(max_tokens=1000), resume(1, 97), model, "p").shown.num_tokens == 97
+
+
 @pytest.mark.parametrize(
     ("request_", "resume_", "fields"),
     [
@@ -44,6 +48,7 @@ def test_a_resume_says_what_was_shown(model: ServedModel, token_ids: tuple[int, 
         (asked(), resume(1, 0, 0, (64,)), ["resume.token_ids"]),
         (asked(), resume(1, 2, 0, (64, 100_000)), ["resume.token_ids[1]"]),
         (asked(max_tokens=4), resume(1, 5), ["resume.token_offset"]),
+        (asked(max_tokens=1000), resume(1, 98), ["resume.token_offset"]),
         (asked("", top_k=-5), resume(0, 3, 0, (64, 9999)), [
             "resume.token_ids[1]", "resume.number", "resume.token_ids", "generation.request_id", "generation.sampling.top_k",
         ]),
