@@ -34,6 +34,7 @@ class Terms:
         self._sessions = sessions
         self._health = health
         self._present: Term | None = None
+        self._is_ending = False
         self.running = asyncio.create_task(self._run())
 
     async def end(self) -> None:
@@ -42,6 +43,7 @@ class Terms:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HAND_OVER_S):
                     await self._present.hand_over()
+        self._is_ending = True
         self.running.cancel()
         await asyncio.wait((self.running,))
 
@@ -55,7 +57,7 @@ class Terms:
 
     async def _run(self) -> None:
         told, mine = 0, None
-        while True:
+        while not self._is_ending:  # a term that ends by itself in the moment of the cancel swallows that
             taken = await Standby(self._config, self._store, told, mine).take()
             term = self._present = Term(self._config, self._store, taken, self)
             self._sessions.invite(term)
