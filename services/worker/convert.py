@@ -27,7 +27,16 @@ from services.worker.convert_types import (
     sampling_from_proto,
     sampling_to_proto,
 )
-from tessera.values.batch import RowError, ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry
+from tessera.values.batch import (
+    NO_BLOCKS,
+    NO_PAIRS,
+    RowError,
+    ScheduledBatch,
+    ScheduledBatchOutput,
+    SlotDrop,
+    SlotEntry,
+    SlotSwap,
+)
 from tessera.values.identity import REQUEST_ID_BYTES
 from tessera.values.report import DroppedSlot, SlotReport, WorkerReport
 from tessera.worker.v1 import worker_pb2
@@ -60,7 +69,7 @@ def column_to_bytes(column: np.ndarray) -> bytes:
 
 def batch_to_proto(batch: ScheduledBatch) -> worker_pb2.ScheduledBatch:
     """Message of `batch`."""
-    return worker_pb2.ScheduledBatch(
+    message = worker_pb2.ScheduledBatch(
         epoch=epoch_to_proto(batch.epoch),
         nonce=batch.nonce,
         step_id=batch.step_id,
@@ -73,7 +82,14 @@ def batch_to_proto(batch: ScheduledBatch) -> worker_pb2.ScheduledBatch:
         new_block_counts=column_to_bytes(batch.new_block_counts),
         new_block_ids=column_to_bytes(batch.new_block_ids),
         num_decodes=batch.num_decodes,
+        is_dummy_run=batch.is_dummy_run,
     )
+    if batch.moves_blocks:
+        message.swap_outs.extend(_swap_to_proto(swap) for swap in batch.swap_outs)
+        message.swap_ins.extend(_swap_to_proto(swap) for swap in batch.swap_ins)
+        message.copies = _pairs_to_bytes(batch.copies)
+        message.zero_blocks = column_to_bytes(batch.zero_blocks)
+    return message
 
 
 def batch_from_proto(message: worker_pb2.ScheduledBatch) -> ScheduledBatch:
@@ -91,6 +107,11 @@ def batch_from_proto(message: worker_pb2.ScheduledBatch) -> ScheduledBatch:
         new_block_counts=column_from_bytes(message.new_block_counts, "new_block_counts"),
         new_block_ids=column_from_bytes(message.new_block_ids, "new_block_ids"),
         num_decodes=message.num_decodes,
+        swap_outs=tuple(_swap_from_proto(swap) for swap in message.swap_outs),
+        swap_ins=tuple(_swap_from_proto(swap) for swap in message.swap_ins),
+        copies=_pairs_from_bytes(message.copies, "copies"),
+        zero_blocks=column_from_bytes(message.zero_blocks, "zero_blocks") if message.zero_blocks else NO_BLOCKS,
+        is_dummy_run=message.is_dummy_run,
     )
     rows = batch.num_rows
     for field in ("num_scheduled_tokens", "context_lens", "new_block_counts"):
@@ -189,6 +210,7 @@ def slot_report_to_proto(slot: SlotReport) -> worker_pb2.SlotReport:
         token_ids=column_to_bytes(slot.token_ids),
         block_table=column_to_bytes(slot.block_table),
         computed_len=slot.computed_len,
+        is_swapped=slot.is_swapped,
     )
 
 
@@ -207,6 +229,7 @@ def slot_report_from_proto(message: worker_pb2.SlotReport) -> SlotReport:
         token_ids=token_ids,
         block_table=column_from_bytes(message.block_table, "slot.block_table"),
         computed_len=message.computed_len,
+        is_swapped=message.is_swapped,
     )
 
 
@@ -263,6 +286,39 @@ def _entry_from_proto(message: worker_pb2.SlotEntry) -> SlotEntry:
         num_cached_tokens=message.num_cached_tokens,
         sampling=sampling_from_proto(message.sampling),
     )
+
+
+def _swap_to_proto(swap: SlotSwap) -> worker_pb2.SlotSwap:
+    return worker_pb2.SlotSwap(
+        slot=swap.slot,
+        request_id=swap.request_id,
+        attempt=swap.attempt,
+        block_table=column_to_bytes(swap.block_table),
+        pairs=_pairs_to_bytes(swap.pairs),
+    )
+
+
+def _swap_from_proto(message: worker_pb2.SlotSwap) -> SlotSwap:
+    return SlotSwap(
+        slot=message.slot,
+        request_id=_request_id(message.request_id),
+        attempt=message.attempt,
+        block_table=column_from_bytes(message.block_table, "swap.block_table"),
+        pairs=_pairs_from_bytes(message.pairs, "swap.pairs"),
+    )
+
+
+def _pairs_to_bytes(pairs: np.ndarray) -> bytes:
+    assert pairs.ndim == 2 and pairs.shape[1] == 2, f"not pairs: {pairs.shape}"
+    return column_to_bytes(pairs.ravel())
+
+
+def _pairs_from_bytes(data: bytes, field: str) -> np.ndarray:
+    if not data:
+        return NO_PAIRS
+    if len(data) % 8:
+        raise MalformedMessage(f"{field}: {len(data)} bytes are not a whole number of int32 pairs")
+    return column_from_bytes(data, field).reshape(-1, 2)
 
 
 def _drop_to_proto(drop: SlotDrop) -> worker_pb2.SlotDrop:

@@ -121,6 +121,7 @@ def geometry_to_proto(geometry: KVGeometry) -> types_pb2.KvGeometry:
         block_size=geometry.block_size,
         bytes_per_token=geometry.bytes_per_token,
         kv_format=geometry.kv_format,
+        num_host_blocks=geometry.num_host_blocks,
     )
 
 
@@ -128,7 +129,9 @@ def geometry_from_proto(message: types_pb2.KvGeometry) -> KVGeometry:
     """A pool layout; a pool without a block of at least one token is malformed."""
     if message.num_blocks < 1 or message.block_size < 1:
         raise MalformedMessage(f"geometry: {message.num_blocks} blocks of {message.block_size} tokens")
-    return KVGeometry(message.num_blocks, message.block_size, message.bytes_per_token, message.kv_format)
+    return KVGeometry(
+        message.num_blocks, message.block_size, message.bytes_per_token, message.kv_format, message.num_host_blocks
+    )
 
 
 def limits_to_proto(limits: WorkerLimits) -> types_pb2.WorkerLimits:

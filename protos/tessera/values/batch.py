@@ -1,11 +1,11 @@
 """One step of work as columns: what the scheduler sends a worker, and what comes back.
 
-Order inside a batch: drops, then entries, then new blocks, then compute. A worker owns the token ids of a slot: it
-receives all of them on entry and appends what it samples, so rows carry positions, not ids. That is what
+Order inside a batch: drops, swap outs, copies, swap ins, zero, entries, new blocks, compute. A worker owns the token ids of a slot:
+it receives all of them on entry and appends what it samples, so rows carry positions, not ids. That is what
 lets a second batch leave before the first one's output is known.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -44,6 +44,30 @@ class SlotDrop:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SlotSwap:
+    """A held slot whose KV moves between the pool and the host pool. It keeps slot, attempt, ids and computed length, and takes part in
+    no row while it is swapped out; outputs of batches before this one still count.
+
+    - `block_table` int32 `[N]`: the slot's table from now on, N * block_size >= its computed length. Out: host block ids, each in
+      this one table only. In: block ids of the pool, of which those without a pair hold the slot's KV already (prefix hits).
+    - `pairs` int32 `[P, 2]`: (source, target) of each block to copy whole, in the order of the table. Out: all N blocks, from the
+      first N of the table until now. In: each from its place in the table until now to the same place in the new one.
+    """
+
+    slot: int
+    request_id: bytes
+    attempt: int
+    block_table: np.ndarray
+    pairs: np.ndarray
+
+
+NO_PAIRS = np.zeros((0, 2), np.int32)
+NO_BLOCKS = np.zeros(0, np.int32)
+"""Nothing to copy, and no blocks, for batches that move nothing; shared and read-only."""
+NO_PAIRS.flags.writeable = NO_BLOCKS.flags.writeable = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ScheduledBatch:
     """ATOM's `ScheduledBatch` as columns. All arrays are int32 on the host; R rows, decodes first, then prefill chunks.
 
@@ -53,6 +77,19 @@ class ScheduledBatch:
       A row samples one token iff `context_len` equals the number of ids the slot holds when the row runs.
     - `new_block_counts[R]`, `new_block_ids[sum]`: blocks appended to the slot's table (0 for a row entering in this batch).
     - `num_decodes`: how many leading rows are decodes.
+
+    What moves KV without computing any; each step sees what those before it left, in the order `swap_outs`, `copies`, `swap_ins`,
+    `zero_blocks`:
+
+    - `swap_outs`, `swap_ins`: a slot is in at most one of them. A host block that a swap in frees is free from the next batch on.
+    - `copies` int32 `[C, 2]`: (source, target) blocks of the pool, copied whole. No target is a source or comes twice, no source is
+      the target of a swap in of this batch.
+    - `zero_blocks` int32 `[Z]`: blocks cleared before their new owners, which come in by the same batch, write them.
+
+    Targets and zeroed blocks are in nobody's table, except the new tables of this batch.
+
+    `is_dummy_run`: compute R rows of this size and path that belong to nobody, so that a group keeps step; no slot and no block is
+    read or written, nothing is sampled. `slots` (zeros) has no meaning, `drops` is the only list that may hold anything.
     """
 
     epoch: Epoch
@@ -67,6 +104,16 @@ class ScheduledBatch:
     new_block_counts: np.ndarray
     new_block_ids: np.ndarray
     num_decodes: int
+    swap_outs: tuple[SlotSwap, ...] = ()
+    swap_ins: tuple[SlotSwap, ...] = ()
+    copies: np.ndarray = field(default_factory=lambda: NO_PAIRS)
+    zero_blocks: np.ndarray = field(default_factory=lambda: NO_BLOCKS)
+    is_dummy_run: bool = False
+
+    @property
+    def moves_blocks(self) -> bool:
+        """Whether it swaps, copies or zeroes any block."""
+        return bool(self.swap_outs or self.swap_ins or len(self.copies) or len(self.zero_blocks))
 
     @property
     def num_rows(self) -> int:

@@ -19,12 +19,14 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
-    """The KV pool of one worker. `num_blocks` blocks of `block_size` tokens; ids run from 0 to num_blocks - 1."""
+    """The KV pool of one worker. `num_blocks` blocks of `block_size` tokens; ids run from 0 to num_blocks - 1. The host pool, for
+    what is swapped out, has `num_host_blocks` more, with ids of their own from 0; 0: there is none."""
 
     num_blocks: int
     block_size: int
     bytes_per_token: int
     kv_format: str  # layout and dtype, e.g. "torch/f32"; part of the KV namespace
+    num_host_blocks: int = 0
 
     @property
     def num_tokens(self) -> int:

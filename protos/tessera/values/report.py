@@ -10,7 +10,8 @@ from tessera.values.model import WorkerDescription
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotReport:
-    """A live slot. KV of positions `[0, computed_len)` is valid for `token_ids` int32 (prompt, then outputs)."""
+    """A live slot. KV of positions `[0, computed_len)` is valid for `token_ids` int32 (prompt, then outputs). `block_table` names blocks of
+    the pool, or of the host pool where the slot `is_swapped`."""
 
     slot: int
     request_id: bytes
@@ -19,12 +20,14 @@ class SlotReport:
     token_ids: np.ndarray
     block_table: np.ndarray
     computed_len: int
+    is_swapped: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DroppedSlot:
     """A slot given up in step `drop_step`, kept until `durable_step` passes it. Its blocks may have been overwritten since:
-    a block still holds this slot's KV iff its `last_write_step` is below `drop_step`."""
+    a block still holds this slot's KV iff its `last_write_step` is below `drop_step`. One that was swapped out has no KV any more:
+    its table is empty and its computed length 0."""
 
     request_id: bytes
     attempt: int
@@ -40,7 +43,8 @@ class DroppedSlot:
 class WorkerReport:
     """Full state of one worker at one moment, after the started batch ended and the other was discarded.
 
-    `last_write_step` int64 `[num_blocks]`: the step that last wrote each block, 0 for never. `last_step` is the highest step executed.
+    `last_write_step` int64 `[num_blocks]`: the step that last wrote each block, be it computed, copied, swapped in or zeroed; 0 for
+    never. `last_step` is the highest step executed.
     """
 
     nonce: int

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.worker import convert
 from services.worker.convert import MalformedMessage
-from tessera.values.batch import RowError, ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry
+from tessera.values.batch import RowError, ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry, SlotSwap
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.identity import NO_EPOCH, Epoch
 from tessera.values.model import KVGeometry, ModelInfo, WorkerDescription, WorkerLimits
@@ -61,7 +61,7 @@ models = st.builds(
 
 
 def descriptions(num_blocks: st.SearchStrategy[int] = COUNT) -> st.SearchStrategy[WorkerDescription]:
-    geometry = st.builds(KVGeometry, num_blocks, COUNT, st.integers(0, 2**64 - 1), st.text(max_size=8))
+    geometry = st.builds(KVGeometry, num_blocks, COUNT, st.integers(0, 2**64 - 1), st.text(max_size=8), U32)
     return st.builds(WorkerDescription, IDS, models, geometry, st.builds(WorkerLimits, COUNT, COUNT, COUNT))
 
 
@@ -72,6 +72,8 @@ def column(values: list[int]) -> np.ndarray:
 columns = st.lists(I31, max_size=6).map(column)
 entries = st.builds(SlotEntry, U32, IDS, U32, U32, columns, columns, U32, samplings)
 drops = st.builds(SlotDrop, U32, IDS, U32, st.none() | finishes)
+pairs = st.lists(I31, max_size=6).map(lambda values: column(values[: len(values) // 2 * 2]).reshape(-1, 2))
+swaps = st.builds(SlotSwap, U32, IDS, U32, columns, pairs)
 
 
 @st.composite
@@ -92,6 +94,11 @@ def batches(draw: st.DrawFn) -> ScheduledBatch:
         new_block_counts=column(counts),
         new_block_ids=column(draw(st.lists(I31, min_size=sum(counts), max_size=sum(counts)))),
         num_decodes=draw(st.integers(0, rows)),
+        swap_outs=tuple(draw(st.lists(swaps, max_size=2))),
+        swap_ins=tuple(draw(st.lists(swaps, max_size=2))),
+        copies=draw(pairs),
+        zero_blocks=draw(columns),
+        is_dummy_run=draw(st.booleans()),
     )
 
 
@@ -114,7 +121,8 @@ def outputs(draw: st.DrawFn) -> ScheduledBatchOutput:
 def slot_reports(draw: st.DrawFn) -> SlotReport:
     token_ids = draw(columns)
     length = st.integers(0, len(token_ids))
-    return SlotReport(draw(U32), draw(IDS), draw(U32), draw(length), token_ids, draw(columns), draw(length))
+    table, is_swapped = draw(columns), draw(st.booleans())
+    return SlotReport(draw(U32), draw(IDS), draw(U32), draw(length), token_ids, table, draw(length), is_swapped)
 
 
 @st.composite
@@ -213,6 +221,28 @@ BATCH = ScheduledBatch(
     new_block_ids=column([3]),
     num_decodes=0,
 )
+SWAP = SlotSwap(2, b"s" * 16, 1, column([4]), column([1, 4]).reshape(1, 2))
+
+
+def test_a_batch_that_moves_nothing_says_nothing_of_it_on_the_wire() -> None:
+    fields_set = {item.name for item, _ in convert.batch_to_proto(BATCH).ListFields()}
+    assert not fields_set & {"swap_outs", "swap_ins", "copies", "zero_blocks", "is_dummy_run"}
+    read = convert.batch_from_proto(wired(convert.batch_to_proto(BATCH)))
+    assert read.copies.shape == (0, 2) and not read.moves_blocks
+
+
+@pytest.mark.parametrize("field", ["swap_outs", "swap_ins"])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"request_id": b""}, "request_id"), ({"block_table": b"123"}, "swap.block_table"), ({"pairs": b"1234"}, "swap.pairs")],
+)
+def test_a_malformed_swap_is_refused_by_field(field: str, change: dict[str, Any], named: str) -> None:
+    message = convert.batch_to_proto(replace(BATCH, **{field: (SWAP,)}))
+    assert_same(getattr(convert.batch_from_proto(wired(message)), field), (SWAP,))
+    for name, value in change.items():
+        setattr(getattr(message, field)[0], name, value)
+    with pytest.raises(MalformedMessage, match=named):
+        convert.batch_from_proto(message)
 
 
 def broken_batch(**changes: Any) -> worker_pb2.ScheduledBatch:
@@ -236,6 +266,8 @@ def broken_batch(**changes: Any) -> worker_pb2.ScheduledBatch:
         ({"new_block_counts": column([-1]).tobytes()}, "new_block_counts"),
         ({"new_block_ids": column([1, 2]).tobytes()}, "new_block_ids"),
         ({"num_decodes": 2}, "num_decodes"),
+        ({"copies": column([1, 2, 3]).tobytes()}, "copies"),
+        ({"zero_blocks": b"12345"}, "zero_blocks"),
         ({"step_id": 0}, "step_id"),
         ({"step_id": 2**63}, "step_id"),
         ({"durable_step": 2**64 - 1}, "durable_step"),

@@ -103,16 +103,18 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., weights_digest: _Optional[str] = ...) -> None: ...
 
 class KvGeometry(_message.Message):
-    __slots__ = ("num_blocks", "block_size", "bytes_per_token", "kv_format")
+    __slots__ = ("num_blocks", "block_size", "bytes_per_token", "kv_format", "num_host_blocks")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     KV_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     block_size: int
     bytes_per_token: int
     kv_format: str
-    def __init__(self, num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., bytes_per_token: _Optional[int] = ..., kv_format: _Optional[str] = ...) -> None: ...
+    num_host_blocks: int
+    def __init__(self, num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., bytes_per_token: _Optional[int] = ..., kv_format: _Optional[str] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
 
 class WorkerLimits(_message.Message):
     __slots__ = ("max_num_seqs", "max_num_batched_tokens", "max_batches_in_flight")

@@ -8,10 +8,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReadBlocksRequest(_message.Message):
-    __slots__ = ("block_ids",)
+    __slots__ = ("block_ids", "is_host")
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    IS_HOST_FIELD_NUMBER: _ClassVar[int]
     block_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    is_host: bool
+    def __init__(self, block_ids: _Optional[_Iterable[int]] = ..., is_host: _Optional[bool] = ...) -> None: ...
 
 class ReadBlocksResponse(_message.Message):
     __slots__ = ("block_id", "last_write_step", "kv")
@@ -74,7 +76,7 @@ class ReportHeader(_message.Message):
     def __init__(self, description: _Optional[_Union[_types_pb2.WorkerDescription, _Mapping]] = ..., last_step: _Optional[int] = ..., last_write_step: _Optional[bytes] = ...) -> None: ...
 
 class SlotReport(_message.Message):
-    __slots__ = ("slot", "request_id", "attempt", "prompt_len", "token_ids", "block_table", "computed_len")
+    __slots__ = ("slot", "request_id", "attempt", "prompt_len", "token_ids", "block_table", "computed_len", "is_swapped")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +84,7 @@ class SlotReport(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TABLE_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_LEN_FIELD_NUMBER: _ClassVar[int]
+    IS_SWAPPED_FIELD_NUMBER: _ClassVar[int]
     slot: int
     request_id: bytes
     attempt: int
@@ -89,7 +92,8 @@ class SlotReport(_message.Message):
     token_ids: bytes
     block_table: bytes
     computed_len: int
-    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., prompt_len: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., block_table: _Optional[bytes] = ..., computed_len: _Optional[int] = ...) -> None: ...
+    is_swapped: bool
+    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., prompt_len: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., block_table: _Optional[bytes] = ..., computed_len: _Optional[int] = ..., is_swapped: _Optional[bool] = ...) -> None: ...
 
 class DroppedSlot(_message.Message):
     __slots__ = ("slot", "finish", "drop_step")
@@ -181,8 +185,22 @@ class SlotDrop(_message.Message):
     finish: _types_pb2.Finish
     def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., finish: _Optional[_Union[_types_pb2.Finish, _Mapping]] = ...) -> None: ...
 
+class SlotSwap(_message.Message):
+    __slots__ = ("slot", "request_id", "attempt", "block_table", "pairs")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TABLE_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    request_id: bytes
+    attempt: int
+    block_table: bytes
+    pairs: bytes
+    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., block_table: _Optional[bytes] = ..., pairs: _Optional[bytes] = ...) -> None: ...
+
 class ScheduledBatch(_message.Message):
-    __slots__ = ("epoch", "nonce", "step_id", "durable_step", "entries", "drops", "slots", "num_scheduled_tokens", "context_lens", "new_block_counts", "new_block_ids", "num_decodes")
+    __slots__ = ("epoch", "nonce", "step_id", "durable_step", "entries", "drops", "slots", "num_scheduled_tokens", "context_lens", "new_block_counts", "new_block_ids", "num_decodes", "swap_outs", "swap_ins", "copies", "zero_blocks", "is_dummy_run")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +213,11 @@ class ScheduledBatch(_message.Message):
     NEW_BLOCK_COUNTS_FIELD_NUMBER: _ClassVar[int]
     NEW_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODES_FIELD_NUMBER: _ClassVar[int]
+    SWAP_OUTS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_INS_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    ZERO_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    IS_DUMMY_RUN_FIELD_NUMBER: _ClassVar[int]
     epoch: _types_pb2.Epoch
     nonce: int
     step_id: int
@@ -207,7 +230,12 @@ class ScheduledBatch(_message.Message):
     new_block_counts: bytes
     new_block_ids: bytes
     num_decodes: int
-    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., durable_step: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[SlotEntry, _Mapping]]] = ..., drops: _Optional[_Iterable[_Union[SlotDrop, _Mapping]]] = ..., slots: _Optional[bytes] = ..., num_scheduled_tokens: _Optional[bytes] = ..., context_lens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_block_ids: _Optional[bytes] = ..., num_decodes: _Optional[int] = ...) -> None: ...
+    swap_outs: _containers.RepeatedCompositeFieldContainer[SlotSwap]
+    swap_ins: _containers.RepeatedCompositeFieldContainer[SlotSwap]
+    copies: bytes
+    zero_blocks: bytes
+    is_dummy_run: bool
+    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., durable_step: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[SlotEntry, _Mapping]]] = ..., drops: _Optional[_Iterable[_Union[SlotDrop, _Mapping]]] = ..., slots: _Optional[bytes] = ..., num_scheduled_tokens: _Optional[bytes] = ..., context_lens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_block_ids: _Optional[bytes] = ..., num_decodes: _Optional[int] = ..., swap_outs: _Optional[_Iterable[_Union[SlotSwap, _Mapping]]] = ..., swap_ins: _Optional[_Iterable[_Union[SlotSwap, _Mapping]]] = ..., copies: _Optional[bytes] = ..., zero_blocks: _Optional[bytes] = ..., is_dummy_run: _Optional[bool] = ...) -> None: ...
 
 class RowError(_message.Message):
     __slots__ = ("row", "message")
