@@ -212,6 +212,10 @@ def submission_to_proto(submission: Submission, with_prompt: bool = True) -> ses
         ),
         client_request_id=submission.client_request_id,
         principal=submission.principal,
+        priority=submission.priority,
+        cache_salt=submission.cache_salt,
+        max_model_length=submission.max_model_length,
+        fork_of=submission.fork_of,
     )
 
 
@@ -238,6 +242,10 @@ def submission_with_prompt(message: session_pb2.Submission, prompt: npt.NDArray[
         ),
         client_request_id=message.client_request_id,
         principal=message.principal,
+        priority=message.priority,
+        cache_salt=message.cache_salt,
+        max_model_length=message.max_model_length,
+        fork_of=_request_id(message.fork_of, "submission.fork_of") if message.fork_of else b"",
     )
 
 

@@ -1,7 +1,7 @@
 """Random but lawful histories of requests and blocks, as the changes a scheduler would hand to its journal."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -26,6 +26,10 @@ def submission(request_id: bytes, prompt_len: int = 5) -> Submission:
         detokenize=DetokenizeOptions(("stop", "\n"), True, False),
         client_request_id=f"client-{request_id[0]}",
         principal="someone",
+        priority=-1,
+        cache_salt=f"tenant-{request_id[0]}",
+        max_model_length=1 + request_id[0],
+        fork_of=bytes(reversed(request_id)),
     )
 
 
@@ -36,10 +40,7 @@ def facts(state: StoredState) -> dict[str, object]:
         "requests": {
             request_id: (
                 request.submission.prompt_token_ids.tolist(),
-                request.submission.sampling,
-                request.submission.detokenize,
-                request.submission.client_request_id,
-                request.submission.principal,
+                *(getattr(request.submission, field.name) for field in fields(Submission) if field.name != "prompt_token_ids"),
                 request.arrival,
                 request.status,
                 request.subscriber,

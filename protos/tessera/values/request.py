@@ -23,6 +23,13 @@ class Submission:
 
     `prompt_token_ids` is int32 `[prompt_len]`, prompt_len >= 1, every id below the vocabulary size.
     `request_id` is the internal id (16 bytes); `client_request_id` is the client's own, unique per principal while it lives.
+
+    - `priority`: the lower number goes first where the queue's order is by priority; equal ones in the order of arrival.
+    - `cache_salt`: the tenant's part of the namespace of its prefixes. Only requests of the same salt share cached blocks; empty is a
+      namespace like any other.
+    - `max_model_length`: the request's own cap on prompt and output together, tokens; 0: none but the model's and the pool's.
+    - `fork_of`: internal id of the request whose prompt this one shares, so that it can share its blocks as well; empty: none. A hint:
+      without it, or where that request is gone, the tokens are the same.
     """
 
     request_id: bytes
@@ -31,6 +38,10 @@ class Submission:
     detokenize: DetokenizeOptions = field(default_factory=DetokenizeOptions)
     client_request_id: str = ""
     principal: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+    max_model_length: int = 0
+    fork_of: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -361,9 +361,11 @@ class Scheduler:
 
 def _same_body(one: Submission, other: Submission) -> bool:
     """Whether a client asked for the same again, stop strings and text options included. Seeds may differ: a gateway draws one for every
-    try of a client that gives none, and nobody can tell a drawn one here. The seed of the request that is known counts."""
+    try of a client that gives none, and nobody can tell a drawn one here. The seed of the request that is known counts. `fork_of` may
+    differ too: it names an internal id, which is drawn for every try, and no token depends on it."""
     return (
         np.array_equal(one.prompt_token_ids, other.prompt_token_ids)
         and replace(one.sampling, seed=0) == replace(other.sampling, seed=0)
         and one.detokenize == other.detokenize
+        and (one.priority, one.cache_salt, one.max_model_length) == (other.priority, other.cache_salt, other.max_model_length)
     )

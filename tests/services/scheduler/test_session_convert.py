@@ -1,5 +1,7 @@
 """Session messages survive the wire, and what no correct peer sends is refused."""
 
+from dataclasses import fields, replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -41,7 +43,12 @@ SUBMISSION = Submission(
     detokenize=DetokenizeOptions(("\n", "é"), True, False),
     client_request_id="mine",
     principal="me",
+    priority=-3,
+    cache_salt="tenant é",
+    max_model_length=2**32 - 1,
+    fork_of=OTHER_ID,
 )
+PLAIN = Submission(bytes(16), np.array([1], np.int32), SamplingParams(0))
 
 
 def over_the_wire(message):
@@ -71,8 +78,21 @@ def test_a_submission_round_trips():
     assert (back.subscriber, back.received_token_ids) == (4, (8, 9))
     assert back.submission.prompt_token_ids.dtype == np.int32
     assert back.submission.prompt_token_ids.tolist() == [0, 5, 2**31 - 1]
-    for name in ("request_id", "sampling", "detokenize", "client_request_id", "principal"):
-        assert getattr(back.submission, name) == getattr(SUBMISSION, name)
+    for name in {field.name for field in fields(Submission)} - {"prompt_token_ids"}:
+        assert getattr(back.submission, name) == getattr(SUBMISSION, name) != getattr(PLAIN, name)
+
+
+def test_what_a_submission_does_not_say_stays_unsaid():
+    back = convert.request_from_proto(over_the_wire(convert.request_to_proto(Submit(PLAIN))))
+    assert isinstance(back, Submit)
+    for name in {field.name for field in fields(Submission)} - {"prompt_token_ids"}:
+        assert getattr(back.submission, name) == getattr(PLAIN, name)
+
+
+def test_a_fork_of_something_that_is_no_request_id_is_malformed():
+    message = convert.request_to_proto(Submit(replace(PLAIN, fork_of=b"short")))
+    with pytest.raises(MalformedMessage, match="fork_of"):
+        convert.request_from_proto(message)
 
 
 @pytest.mark.parametrize(

@@ -114,20 +114,28 @@ class Submit(_message.Message):
     def __init__(self, submission: _Optional[_Union[Submission, _Mapping]] = ..., subscriber: _Optional[int] = ..., received_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "detokenize", "client_request_id", "principal")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "detokenize", "client_request_id", "principal", "priority", "cache_salt", "max_model_length", "fork_of")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     DETOKENIZE_FIELD_NUMBER: _ClassVar[int]
     CLIENT_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    FORK_OF_FIELD_NUMBER: _ClassVar[int]
     request_id: bytes
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _types_pb2.SamplingParams
     detokenize: DetokenizeOptions
     client_request_id: str
     principal: str
-    def __init__(self, request_id: _Optional[bytes] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., detokenize: _Optional[_Union[DetokenizeOptions, _Mapping]] = ..., client_request_id: _Optional[str] = ..., principal: _Optional[str] = ...) -> None: ...
+    priority: int
+    cache_salt: str
+    max_model_length: int
+    fork_of: bytes
+    def __init__(self, request_id: _Optional[bytes] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., detokenize: _Optional[_Union[DetokenizeOptions, _Mapping]] = ..., client_request_id: _Optional[str] = ..., principal: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_model_length: _Optional[int] = ..., fork_of: _Optional[bytes] = ...) -> None: ...
 
 class DetokenizeOptions(_message.Message):
     __slots__ = ("stop_strings", "include_stop_in_output", "skip_special_tokens")

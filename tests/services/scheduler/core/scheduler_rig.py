@@ -1,6 +1,7 @@
 """A scheduler and one deterministic worker on a table: what a shell does, step by step, with the journal replayed beside it."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from fake_worker import MODEL, FakeWorker, reference_output
@@ -19,16 +20,16 @@ from tessera.values.sampling import SamplingParams
 
 WORKER = "worker:1"
 CONFIG = Config(max_num_seqs=8, max_num_batched_tokens=64)
+REQUEST_FIELDS = ("priority", "cache_salt", "max_model_length", "fork_of")
 IGNORE_EOS = SamplingParams(seed=7, temperature=0.0, ignore_eos=True)
 
 
 def submission(
-    number: int, prompt: list[int], sampling: SamplingParams = IGNORE_EOS, client_request_id: str = ""
+    number: int, prompt: list[int], sampling: SamplingParams = IGNORE_EOS, client_request_id: str = "", **own: Any
 ) -> Submission:
-    """A request whose internal id is `number`."""
-    return Submission(
-        number.to_bytes(16, "big"), np.array(prompt, np.int32), sampling, DetokenizeOptions(), client_request_id, "someone"
-    )
+    """A request whose internal id is `number`; `own` are the fields of `REQUEST_FIELDS`."""
+    request_id, prompt_ids = number.to_bytes(16, "big"), np.array(prompt, np.int32)
+    return Submission(request_id, prompt_ids, sampling, DetokenizeOptions(), client_request_id, "someone", **own)
 
 
 def own_stop(request: Submission, output: tuple[int, ...]) -> Finish | None:
@@ -66,16 +67,17 @@ class Rig:
         self.scheduler.attach_worker(WORKER, self.worker.attach(self.epoch, self.nonce), self.now_us)
         self.check()
 
-    def submit(self, number: int, prompt: list[int], client_request_id: str = "", **sampling: object) -> bytes:
-        """Submit and expect admission; returns the id."""
-        result = self.try_submit(number, prompt, client_request_id, **sampling)
+    def submit(self, number: int, prompt: list[int], client_request_id: str = "", **given: object) -> bytes:
+        """Submit and expect admission; returns the id. `given` are sampling parameters, and fields of `REQUEST_FIELDS`."""
+        result = self.try_submit(number, prompt, client_request_id, **given)
         assert isinstance(result, Admitted), result
         return result.request_id
 
     def try_submit(
-        self, number: int, prompt: list[int], client_request_id: str = "", **sampling: object
+        self, number: int, prompt: list[int], client_request_id: str = "", **given: object
     ) -> Admitted | Known | Refused:
-        request = submission(number, prompt, replace(IGNORE_EOS, **sampling), client_request_id)
+        own = {name: given.pop(name) for name in REQUEST_FIELDS if name in given}
+        request = submission(number, prompt, replace(IGNORE_EOS, **given), client_request_id, **own)
         result = self.scheduler.submit(request, 0, (), self.now_us)
         self.check()
         return result

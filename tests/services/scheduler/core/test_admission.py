@@ -1,5 +1,7 @@
 """What is let in, what is refused at once, and what has to wait."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from fake_worker import MODEL, FakeWorker
@@ -192,6 +194,17 @@ def test_a_clients_id_is_unique_while_it_lives() -> None:
     rig.finish_all()
     assert rig.reason(1) is FinishReason.ABORTED and rig.output(1) == []
     rig.assert_as_alone(4)
+
+
+@pytest.mark.parametrize("other", [{"priority": 2}, {"cache_salt": "b"}, {"max_model_length": 31}])
+def test_another_order_namespace_or_cap_is_another_body(other: dict[str, Any]) -> None:
+    rig = small_pool(20)
+    asked: dict[str, Any] = {"max_tokens": 4, "priority": 1, "cache_salt": "a", "max_model_length": 30}
+    rig.submit(1, numbers(5), client_request_id="x", fork_of=b"p" * 16, **asked)
+    refused = rig.try_submit(2, numbers(5), client_request_id="x", fork_of=b"p" * 16, **(asked | other))
+    assert isinstance(refused, Refused) and refused.reason is RefusalReason.ALREADY_EXISTS
+    again = rig.try_submit(3, numbers(5), client_request_id="x", fork_of=b"q" * 16, **asked)
+    assert again == Known((1).to_bytes(16, "big"), 0), "ids are drawn anew for every try"
 
 
 def test_the_head_of_the_queue_is_never_passed() -> None:
