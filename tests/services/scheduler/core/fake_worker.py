@@ -1,7 +1,8 @@
 """A deterministic model worker in memory: it really executes batches, and checks that the KV it reads is what was written.
 
 The KV of a position is a digest of all ids up to it, kept per block. Before a row computes, every position it attends to must
-hold the digest of the slot's own ids; anything else means that a table, a prefix hit or a freed block was wrong.
+hold the digest of the slot's own ids; anything else means that a table, a prefix hit or a freed block was wrong. Swaps, copies and
+zeroed blocks really happen too, so a wrong pair, a missing one or a host block given away too early is found in the same way.
 A sampled token is a function of (ids, seed), so the output of a request is known without running it: `reference_output`.
 """
 
@@ -12,7 +13,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from tessera.values.batch import RowError, ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry
+from tessera.values.batch import RowError, ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry, SlotSwap
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.identity import NO_EPOCH, Epoch
 from tessera.values.model import KVGeometry, ModelInfo, WorkerDescription, WorkerLimits
@@ -110,10 +111,11 @@ class _Slot:
     sampling: SamplingParams
     digests: list[int] = field(default_factory=list)
     failed: str = ""
+    is_swapped: bool = False
 
     def report(self, slot: int) -> SlotReport:
         ids, table = np.array(self.token_ids, np.int32), np.array(self.block_table, np.int32)
-        return SlotReport(slot, self.request_id, self.attempt, self.prompt_len, ids, table, self.computed_len)
+        return SlotReport(slot, self.request_id, self.attempt, self.prompt_len, ids, table, self.computed_len, self.is_swapped)
 
 
 class FakeWorker:
@@ -125,8 +127,9 @@ class FakeWorker:
         block_size: int = 4,
         limits: WorkerLimits = LIMITS,
         model: ModelInfo = MODEL,
+        num_host_blocks: int = 0,
     ) -> None:
-        self.geometry = KVGeometry(num_blocks, block_size, 8, "fake/int64")
+        self.geometry = KVGeometry(num_blocks, block_size, 8, "fake/int64", num_host_blocks)
         self.limits, self.model = limits, model
         self.boots = 0
         self.epoch, self.nonce = NO_EPOCH, 0
@@ -142,6 +145,7 @@ class FakeWorker:
         self.dropped: list[DroppedSlot] = []
         self.queue: deque[ScheduledBatch] = deque()
         self.kv = np.full((self.geometry.num_blocks, self.geometry.block_size), -1, np.int64)
+        self.host_kv = np.full((self.geometry.num_host_blocks, self.geometry.block_size), -1, np.int64)
         self.last_write_step = np.zeros(self.geometry.num_blocks, np.int64)
         self.computed_positions = 0
         self._row_errors: dict[bytes, str] = {}
@@ -172,7 +176,10 @@ class FakeWorker:
         assert all(column.dtype == np.int32 for column in columns)
         assert all(len(column) == batch.num_rows for column in columns[:4])
         assert batch.new_block_counts.sum() == len(batch.new_block_ids)
-        assert len(set(batch.slots.tolist())) == batch.num_rows, "a slot in two rows"
+        assert batch.is_dummy_run or len(set(batch.slots.tolist())) == batch.num_rows, "a slot in two rows"
+        assert not (batch.is_dummy_run and (batch.entries or batch.moves_blocks or len(batch.new_block_ids))), (
+            "a dummy with work"
+        )
         self.queue.append(batch)
 
     def fail_next_row(self, request_id: bytes, message: str = "logits are not finite") -> None:
@@ -186,6 +193,9 @@ class FakeWorker:
         self._start(batch)
         counts, token_ids, errors = [], [], []
         for row in range(batch.num_rows):
+            if batch.is_dummy_run:
+                counts.append(0)
+                continue
             slot = self.slots[int(batch.slots[row])]
             slot.failed = slot.failed or self._row_errors.pop(slot.request_id, "")
             if slot.failed:
@@ -211,6 +221,10 @@ class FakeWorker:
         for drop in batch.drops:
             self._drop(drop, batch.step_id)
         self.dropped = [slot for slot in self.dropped if slot.drop_step > batch.durable_step]
+        if batch.is_dummy_run:
+            return
+        if batch.moves_blocks:
+            self._move(batch)
         entered = {entry.slot for entry in batch.entries}
         assert entered <= set(batch.slots.tolist()), "an entry without a row"
         for entry in batch.entries:
@@ -223,11 +237,68 @@ class FakeWorker:
             assert len(self.slots[slot].block_table) * self.geometry.block_size >= context_len, "the table is too short"
         self._check_owners()
 
+    def _move(self, batch: ScheduledBatch) -> None:
+        """Swap outs, copies, swap ins, zero: in this order, each only where nobody's KV is overwritten."""
+        swapped = [swap.slot for swap in batch.swap_outs + batch.swap_ins]
+        assert len(set(swapped)) == len(swapped), "a slot is swapped twice"
+        for swap in batch.swap_outs:
+            self._swap_out(swap)
+        sources, targets = batch.copies.T
+        self._check_targets(targets)
+        assert not set(targets.tolist()) & set(sources.tolist()), "a copy's target is a source"
+        self.kv[targets] = self.kv[sources]
+        self.last_write_step[targets] = batch.step_id
+        for swap in batch.swap_ins:
+            self._swap_in(swap, batch)
+        self._check_targets(batch.zero_blocks)
+        self.kv[batch.zero_blocks] = -1
+        self.last_write_step[batch.zero_blocks] = batch.step_id
+
+    def _swap_out(self, swap: SlotSwap) -> None:
+        slot = self._swapping(swap)
+        assert not slot.is_swapped, f"slot {swap.slot} is swapped out already"
+        taken = {block_id for other in self.slots.values() if other.is_swapped for block_id in other.block_table}
+        table = swap.block_table.tolist()
+        assert len(set(table)) == len(table) and not taken & set(table), "a host block has two owners"
+        assert len(table) * self.geometry.block_size >= slot.computed_len, "the host table is too short"
+        assert swap.pairs.tolist() == [[*pair] for pair in zip(slot.block_table, table, strict=False)], "pairs out of order"
+        self.host_kv[swap.pairs[:, 1]] = self.kv[swap.pairs[:, 0]]
+        slot.is_swapped, slot.block_table = True, table
+
+    def _swap_in(self, swap: SlotSwap, batch: ScheduledBatch) -> None:
+        slot = self._swapping(swap)
+        assert slot.is_swapped, f"slot {swap.slot} is not swapped out"
+        table = swap.block_table.tolist()
+        assert len(table) * self.geometry.block_size >= slot.computed_len, "the table is too short"
+        places = dict(zip(slot.block_table, table, strict=False))
+        sources, targets = swap.pairs.T
+        assert all(places.get(source) == target for source, target in swap.pairs.tolist()), "a pair is not in both tables"
+        self._check_targets(targets)
+        assert not set(targets.tolist()) & set(batch.copies[:, 0].tolist()), "copied before it is swapped in"
+        self.kv[targets] = self.host_kv[sources]
+        self.last_write_step[targets] = batch.step_id
+        slot.is_swapped, slot.block_table = False, table
+
+    def _swapping(self, swap: SlotSwap) -> _Slot:
+        slot = self.slots[swap.slot]
+        assert (slot.request_id, slot.attempt) == (swap.request_id, swap.attempt), f"slot {swap.slot} is somebody else's"
+        assert swap.block_table.dtype == np.int32 and swap.pairs.dtype == np.int32 and swap.pairs.shape[1:] == (2,)
+        return slot
+
+    def _check_targets(self, block_ids: np.ndarray) -> None:
+        """Blocks about to be overwritten: none comes twice, and none is in a table."""
+        targets = set(block_ids.tolist())
+        assert len(targets) == len(block_ids), "a block is written twice"
+        for slot in self.slots.values():
+            assert slot.is_swapped or not targets & set(slot.block_table), f"a block of {slot.request_id.hex()} is overwritten"
+
     def _drop(self, drop: SlotDrop, step_id: int) -> None:
         held = self.slots.get(drop.slot)
         if held is None or (held.request_id, held.attempt) != (drop.request_id, drop.attempt):
             return
         del self.slots[drop.slot]
+        if held.is_swapped:
+            held.block_table, held.computed_len = [], 0
         report = held.report(drop.slot)
         self.dropped.append(
             DroppedSlot(
@@ -262,7 +333,7 @@ class FakeWorker:
         size = self.geometry.block_size
         owners: dict[int, list[int] | None] = {}
         for slot in self.slots.values():
-            for index, block_id in enumerate(slot.block_table):
+            for index, block_id in enumerate([] if slot.is_swapped else slot.block_table):
                 end = (index + 1) * size
                 content = slot.token_ids[:end] if end <= slot.computed_len else None
                 if block_id in owners:
@@ -271,6 +342,7 @@ class FakeWorker:
 
     def _compute(self, slot: _Slot, context_len: int, count: int, step_id: int) -> list[int]:
         start, size = context_len - count, self.geometry.block_size
+        assert not slot.is_swapped, "a row of a slot that is swapped out"
         assert count >= 1 and start == slot.computed_len, f"row starts at {start}, computed are {slot.computed_len}"
         assert context_len <= len(slot.token_ids), f"row ends at {context_len}, {len(slot.token_ids)} ids are known"
         prefix_digests(slot.token_ids, slot.digests)
