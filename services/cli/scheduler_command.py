@@ -6,7 +6,7 @@ import click
 
 from services.cli.config_options import Text, build_config, config_options
 from services.scheduler.config import SchedulerConfig
-from tessera.values.config import WORKER_CHOICES
+from tessera.values.config import POLICIES, WORKER_CHOICES
 
 _TEXTS = {
     "workers": Text(
@@ -23,10 +23,28 @@ _TEXTS = {
     "listen": Text("Where gateways connect. Port 0 takes a free one.", "HOST:PORT"),
     "group": Text("Names this scheduler's keys in Redis: one model and one pool of workers.", "NAME"),
     "max_num_seqs": Text("Most sequences in one batch, 1 or more.", "COUNT"),
-    "max_num_batched_tokens": Text("Most token positions computed in one step, at least max-num-seqs.", "TOKENS"),
+    "max_num_batched_tokens": Text(
+        "Most token positions computed in one step, at least max-num-seqs times (1 + num-speculative-tokens).", "TOKENS"
+    ),
     "enable_prefix_caching": Text("Reuse the KV cache of prompts with a common beginning.", name="--prefix-caching"),
     "enable_chunked_prefill": Text("Compute a long prompt in pieces, beside the decodes.", name="--chunked-prefill"),
-    "long_prefill_token_threshold": Text("Most tokens of one prompt in one step; 0 is no cap.", "TOKENS"),
+    "long_prefill_token_threshold": Text("Most tokens of one prompt in one step, with chunked prefill; 0 is no cap.", "TOKENS"),
+    "policy": Text(
+        "What a step computes: the next token of every running request and prompts beside them (mixed), or prompts alone as long as "
+        "there are any (prefill_first).",
+        choices=POLICIES,
+    ),
+    "scheduler_delay_factor": Text(
+        "A request is started beside running ones only once the oldest has waited longer than the last step with a prompt took, times "
+        "this; 0 or more, 0 is off.",
+        "FACTOR",
+    ),
+    "itl_target_ms": Text(
+        "Most time between two tokens: of a long prompt a step computes only as much as is expected to fit into it, with chunked prefill; "
+        "0 is no cap.",
+        "MS",
+    ),
+    "num_speculative_tokens": Text("Most draft tokens of one request in one step; 0: no speculation.", "TOKENS"),
     "max_batches_in_flight": Text("1 or 2. With 2 the next batch leaves before the last output is known.", "COUNT"),
     "worker_choice": Text(
         "Which of several workers takes a request: the one with the longest cached prefix where its load allows, the one with the "

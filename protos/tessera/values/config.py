@@ -1,10 +1,14 @@
 """Scheduling configuration: ATOM's names and defaults, validated once."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 WORKER_CHOICES = ("prefix_aware", "least_requests", "least_tokens", "round_robin")
 """How a worker is chosen for a request: by cached prefix and load, by load alone, or in turn."""
+
+POLICIES = ("mixed", "prefill_first")
+"""What a step computes: the next token of every running request and prefills beside them, or (ATOM) prefills alone as long as there are any."""
 
 
 class ConfigError(ValueError):
@@ -19,6 +23,14 @@ def check_minimums(config: object, minimums: Mapping[str, float]) -> None:
             raise ConfigError(f"{name} must be at least {minimum}, got {value}")
 
 
+def check_choices(config: object, choices: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise ConfigError for the first of these fields of `config` that is none of its choices."""
+    for name, allowed in choices.items():
+        value = getattr(config, name)
+        if value not in allowed:
+            raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """How one scheduler batches and bounds its work. Block size and pool size come from the worker, not from here."""
@@ -27,7 +39,11 @@ class Config:
     max_num_batched_tokens: int = 16384  # positions computed in one step
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True  # off: a prompt is computed whole, in one step
-    long_prefill_token_threshold: int = 0  # most tokens of one prompt per step; 0 is no cap
+    long_prefill_token_threshold: int = 0  # most tokens of one prompt per step, where prompts are chunked; 0 is no cap
+    policy: str = "mixed"  # one of POLICIES
+    scheduler_delay_factor: float = 0.0  # new requests wait until the oldest has waited for so many prefill steps; 0 is off
+    itl_target_ms: int = 0  # prefills share a step with decodes only as far as it is to take no longer; 0 is no cap
+    num_speculative_tokens: int = 0  # most draft tokens (k) of one sequence per step: a decode computes up to 1 + k positions
     max_batches_in_flight: int = 2  # 2: the next batch leaves before the last output is known
     worker_choice: str = "prefix_aware"  # who of several workers takes a request, one of WORKER_CHOICES
     max_queued_requests: int = 4096
@@ -42,6 +58,8 @@ class Config:
             "max_num_seqs": 1,
             "max_num_batched_tokens": 1,
             "long_prefill_token_threshold": 0,
+            "itl_target_ms": 0,
+            "num_speculative_tokens": 0,
             "max_queued_requests": 1,
             "max_queued_tokens": 1,
             "journal_wait_ms": 1,
@@ -50,12 +68,14 @@ class Config:
             "result_retention_ms": 0,
         }
         check_minimums(self, minimums)
-        if self.worker_choice not in WORKER_CHOICES:
-            raise ConfigError(f"worker_choice must be one of {', '.join(WORKER_CHOICES)}, got {self.worker_choice!r}")
+        check_choices(self, {"worker_choice": WORKER_CHOICES, "policy": POLICIES})
+        if not (math.isfinite(self.scheduler_delay_factor) and self.scheduler_delay_factor >= 0):
+            raise ConfigError(f"scheduler_delay_factor must be a number of at least 0, got {self.scheduler_delay_factor}")
         if self.max_batches_in_flight not in (1, 2):
             raise ConfigError(f"max_batches_in_flight must be 1 or 2, got {self.max_batches_in_flight}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        row_len = 1 + self.num_speculative_tokens
+        if self.max_num_batched_tokens < self.max_num_seqs * row_len:
             raise ConfigError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({self.max_num_seqs}): every running sequence needs its token in a step"
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs}) times "
+                f"1 + num_speculative_tokens ({row_len}): every running sequence needs its positions in a step"
             )

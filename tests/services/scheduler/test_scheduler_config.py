@@ -35,8 +35,23 @@ def test_what_cannot_work_is_named(changes: dict, problem: str) -> None:
             {"max_num_seqs": 65, "max_num_batched_tokens": 64},
             r"max_num_batched_tokens \(64\) must be at least max_num_seqs \(65\)",
         ),
+        (
+            {"max_num_seqs": 16, "max_num_batched_tokens": 63, "num_speculative_tokens": 3},
+            r"max_num_batched_tokens \(63\) must be at least max_num_seqs \(16\) times 1 \+ num_speculative_tokens \(4\)",
+        ),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens must be at least 0, got -1"),
+        ({"policy": "decode_first"}, "policy must be one of mixed, prefill_first, got 'decode_first'"),
+        ({"scheduler_delay_factor": -0.5}, "scheduler_delay_factor must be a number of at least 0, got -0.5"),
+        ({"scheduler_delay_factor": float("nan")}, "scheduler_delay_factor must be a number of at least 0, got nan"),
+        ({"itl_target_ms": -1}, "itl_target_ms must be at least 0, got -1"),
+        ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold must be at least 0, got -1"),
     ],
 )
 def test_numbers_of_a_batch_that_cannot_work_are_named(changes: dict, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         Config(**changes)
+
+
+def test_a_budget_that_just_holds_every_decode_is_taken() -> None:
+    config = Config(max_num_seqs=16, max_num_batched_tokens=64, num_speculative_tokens=3)
+    assert config.max_num_batched_tokens == 64
