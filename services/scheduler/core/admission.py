@@ -73,11 +73,17 @@ def resume_watermark(num_blocks: int) -> int:
     return max(1, num_blocks // 100)
 
 
-def too_long(prompt_len: int, len_max: int, whole_prompt_max: int | None) -> Refused | None:
+def too_long(prompt_len: int, own_len_max: int, len_max: int, whole_prompt_max: int | None) -> Refused | None:
     """Refuse a prompt that can never run: it leaves no room for one output token, or must be computed in one step and does not fit one.
 
+    `own_len_max` is the request's `max_model_length`, 0 where it has none, `len_max` what the model and the largest pool take;
     `whole_prompt_max` is the budget of a step where prompts are not chunked, else None.
     """
+    if 0 < own_len_max <= prompt_len:
+        return Refused(
+            RefusalReason.TOO_LONG,
+            f"the prompt has {prompt_len} tokens; its max_model_length of {own_len_max}, prompt and output, leaves none for the output",
+        )
     if prompt_len >= len_max:
         return Refused(
             RefusalReason.TOO_LONG,

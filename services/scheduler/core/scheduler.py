@@ -330,7 +330,8 @@ class Scheduler:
         if len_max is None or step_tokens_max is None:
             return Refused(RefusalReason.NO_WORKER, "no model worker is there", RETRY_AFTER_MS)
         prompt_len = len(submission.prompt_token_ids)
-        refused = too_long(prompt_len, len_max, None if self._config.enable_chunked_prefill else step_tokens_max)
+        whole_prompt_max = None if self._config.enable_chunked_prefill else step_tokens_max
+        refused = too_long(prompt_len, submission.max_model_length, len_max, whole_prompt_max)
         if refused is not None:
             return refused
         factor = RESUMES_QUEUED_FACTOR if has_begun else 1

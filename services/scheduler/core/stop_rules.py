@@ -1,4 +1,8 @@
-"""When a request ends by its own tokens: stop token sequences, EOS, stop token ids, `max_tokens`, length caps, in this order."""
+"""When a request ends by its own tokens: stop token sequences, EOS, stop token ids, `max_tokens`, length caps, in this order.
+
+Of several tokens sampled in one step the earliest that completes any of these ends the request, and what follows it is cut: so where a
+request ends never depends on how its tokens came, one by one or many at once.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +18,8 @@ class StopRules:
 
     - `min_tokens`: below it only caps end the request (they beat it).
     - `eos_ids` is empty with `ignore_eos`; `stop_ids` are the request's own, they hold even then.
-    - `max_tokens` counts output; `model_len_max` and `pool_len_max` count prompt and output.
+    - `max_tokens` counts output; `len_max` and `pool_len_max` count prompt and output. `len_max` is the model's length or the request's
+      own `max_model_length`, whichever is less.
     - `pool_len_max` is the pool's capacity in tokens plus one, since the last token needs no KV. It is no function of the request, and
       a request can have come from a larger pool: so it ends a request where it stands, and never cuts tokens.
     """
@@ -22,7 +27,7 @@ class StopRules:
     prompt_len: int
     min_tokens: int
     max_tokens: int
-    model_len_max: int
+    len_max: int
     pool_len_max: int
     tokens_max: int  # prompt and output together never grow beyond this
     eos_ids: frozenset[int]
@@ -36,13 +41,14 @@ class StopRules:
         sampling, prompt_len = submission.sampling, len(submission.prompt_token_ids)
         eos_ids = frozenset() if sampling.ignore_eos else frozenset(model.eos_token_ids)
         stop_ids = frozenset(sampling.stop_token_ids)
+        len_max = min(model.max_model_len, submission.max_model_length or model.max_model_len)
         return cls(
             prompt_len=prompt_len,
             min_tokens=sampling.min_tokens,
             max_tokens=sampling.max_tokens,
-            model_len_max=model.max_model_len,
+            len_max=len_max,
             pool_len_max=pool_len_max,
-            tokens_max=min(prompt_len + sampling.max_tokens, model.max_model_len, pool_len_max),
+            tokens_max=min(prompt_len + sampling.max_tokens, len_max, pool_len_max),
             eos_ids=eos_ids,
             stop_ids=stop_ids,
             ending_ids=eos_ids | stop_ids,
@@ -96,7 +102,7 @@ class StopRules:
                 return Finish(FinishReason.STOP_TOKEN, output_len, stop_token_id=token_id)
         if output_len >= self.max_tokens:
             return Finish(FinishReason.MAX_TOKENS, output_len)
-        if end >= self.model_len_max:
+        if end >= self.len_max:
             return Finish(FinishReason.MAX_MODEL_LEN, output_len)
         return None
 

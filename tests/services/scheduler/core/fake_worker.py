@@ -76,15 +76,14 @@ def reference_output(
         token_id = sample(prefix_digests(ids, digests)[-1], len(output), sampling, model)
         ids.append(token_id)
         output.append(token_id)
-        finish = _reference_finish(output, prompt_len, pool_tokens, sampling, model)
+        len_max = min(model.max_model_len, pool_tokens + 1, submission.max_model_length or model.max_model_len)
+        finish = _reference_finish(output, len_max - prompt_len, sampling, model)
         if finish is not None:
             return output, finish
     return output, None
 
 
-def _reference_finish(
-    output: list[int], prompt_len: int, pool_tokens: int, sampling: SamplingParams, model: ModelInfo
-) -> Finish | None:
+def _reference_finish(output: list[int], output_len_max: int, sampling: SamplingParams, model: ModelInfo) -> Finish | None:
     count, last = len(output), output[-1]
     if count >= sampling.min_tokens:
         if any(output[-len(stop) :] == list(stop) for stop in sampling.stop_token_sequences):
@@ -95,7 +94,7 @@ def _reference_finish(
             return Finish(FinishReason.STOP_TOKEN, count, stop_token_id=last)
     if count >= sampling.max_tokens:
         return Finish(FinishReason.MAX_TOKENS, count)
-    if prompt_len + count >= min(model.max_model_len, pool_tokens + 1):
+    if count >= output_len_max:
         return Finish(FinishReason.MAX_MODEL_LEN, count)
     return None
 

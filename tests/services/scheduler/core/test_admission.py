@@ -100,6 +100,33 @@ def test_lengths_around_the_models_limit() -> None:
     assert (rig.reason(1), len(rig.output(1))) == (FinishReason.MAX_MODEL_LEN, 1)
 
 
+def test_lengths_around_a_requests_own_cap() -> None:
+    """Case 56 with the request's own limit, 12."""
+    rig = small_pool(20)
+    for number, length in ((1, 12), (2, 13)):
+        refused = rig.try_submit(number, numbers(length), max_tokens=5, max_model_length=12)
+        assert isinstance(refused, Refused) and refused.reason is RefusalReason.TOO_LONG and refused.retry_after_ms == 0
+        assert f"{length} tokens" in refused.message and "max_model_length of 12" in refused.message
+    rig.submit(3, numbers(11), max_tokens=5, max_model_length=12)
+    rig.submit(4, numbers(8, 30), max_tokens=9, min_tokens=9, max_model_length=12)
+    batch = rig.schedule()
+    assert batch is not None and [len(entry.block_table) for entry in batch.entries] == [3, 3], "no block beyond the cap"
+    rig.finish_all(in_flight=2)
+    assert (rig.reason(3), len(rig.output(3))) == (FinishReason.MAX_MODEL_LEN, 1)
+    assert (rig.reason(4), len(rig.output(4))) == (FinishReason.MAX_MODEL_LEN, 4), "caps beat min_tokens"
+    rig.assert_as_alone(3)
+    rig.assert_as_alone(4)
+
+
+def test_a_resume_beyond_its_own_cap_ends_at_the_cap() -> None:
+    """Case 84: tokens that a client received are no reason to refuse it."""
+    rig = small_pool(20)
+    resumed = submission(1, numbers(5), max_model_length=8)
+    assert isinstance(rig.scheduler.submit(resumed, 1, (40, 41, 42, 43), rig.now_us), Admitted)
+    rig.check()
+    assert (rig.reason(1), rig.output(1)) == (FinishReason.MAX_MODEL_LEN, [40, 41, 42])
+
+
 def test_one_token_takes_no_decode_block() -> None:
     """Case 55: max_tokens 1, the prompt a multiple of the block size."""
     rig = small_pool(8)
