@@ -6,7 +6,7 @@ import click
 
 from services.cli.config_options import Text, build_config, config_options
 from services.scheduler.config import SchedulerConfig
-from tessera.values.config import POLICIES, WORKER_CHOICES
+from tessera.values.config import POLICIES, PREEMPTION_MODES, PREEMPTION_POLICIES, QUEUE_ORDERS, WORKER_CHOICES
 
 _TEXTS = {
     "workers": Text(
@@ -46,6 +46,19 @@ _TEXTS = {
     ),
     "num_speculative_tokens": Text("Most draft tokens of one request in one step; 0: no speculation.", "TOKENS"),
     "max_batches_in_flight": Text("1 or 2. With 2 the next batch leaves before the last output is known.", "COUNT"),
+    "queue_order": Text(
+        "Who goes first of the requests that wait: the first to come, or those with the lowest priority number.", choices=QUEUE_ORDERS
+    ),
+    "preemption_mode": Text(
+        "What becomes of the KV cache of a request that has to make room: it is computed again later, or moved to the worker's host "
+        "memory and back (a worker without --swap-bytes, or whose host memory is full, computes again).",
+        choices=PREEMPTION_MODES,
+    ),
+    "preemption_policy": Text(
+        "Which running request has to make room: the latest started (fcfs), the one with the largest priority number, the one with the "
+        "most tokens to come, so that the shortest end first (shortest_remaining), or the one with the longest cached prefix (recompute).",
+        choices=PREEMPTION_POLICIES,
+    ),
     "worker_choice": Text(
         "Which of several workers takes a request: the one with the longest cached prefix where its load allows, the one with the "
         "least load, or one after the other.",

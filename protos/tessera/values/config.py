@@ -10,6 +10,15 @@ WORKER_CHOICES = ("prefix_aware", "least_requests", "least_tokens", "round_robin
 POLICIES = ("mixed", "prefill_first")
 """What a step computes: the next token of every running request and prefills beside them, or (ATOM) prefills alone as long as there are any."""
 
+QUEUE_ORDERS = ("fcfs", "priority")
+"""Who goes first of those that wait: the first to come, or the lowest priority number and of these the first to come."""
+
+PREEMPTION_MODES = ("recompute", "swap")
+"""What becomes of the KV of a sequence that has to make room: given up and computed again, or kept in the worker's host memory."""
+
+PREEMPTION_POLICIES = ("fcfs", "priority", "shortest_remaining", "recompute")
+"""Who has to make room: the latest admitted, the largest priority number, the longest remaining, or the largest cached prefix."""
+
 
 class ConfigError(ValueError):
     """A configuration value that cannot work; the message names the field, the value and the fix."""
@@ -45,6 +54,9 @@ class Config:
     itl_target_ms: int = 0  # prefills share a step with decodes only as far as it is to take no longer; 0 is no cap
     num_speculative_tokens: int = 0  # most draft tokens (k) of one sequence per step: a decode computes up to 1 + k positions
     max_batches_in_flight: int = 2  # 2: the next batch leaves before the last output is known
+    queue_order: str = "fcfs"  # who goes first of those that wait, one of QUEUE_ORDERS
+    preemption_mode: str = "recompute"  # one of PREEMPTION_MODES
+    preemption_policy: str = "fcfs"  # who has to make room, one of PREEMPTION_POLICIES
     worker_choice: str = "prefix_aware"  # who of several workers takes a request, one of WORKER_CHOICES
     max_queued_requests: int = 4096
     max_queued_tokens: int = 4_194_304
@@ -68,7 +80,14 @@ class Config:
             "result_retention_ms": 0,
         }
         check_minimums(self, minimums)
-        check_choices(self, {"worker_choice": WORKER_CHOICES, "policy": POLICIES})
+        choices = {
+            "worker_choice": WORKER_CHOICES,
+            "policy": POLICIES,
+            "queue_order": QUEUE_ORDERS,
+            "preemption_mode": PREEMPTION_MODES,
+            "preemption_policy": PREEMPTION_POLICIES,
+        }
+        check_choices(self, choices)
         if not (math.isfinite(self.scheduler_delay_factor) and self.scheduler_delay_factor >= 0):
             raise ConfigError(f"scheduler_delay_factor must be a number of at least 0, got {self.scheduler_delay_factor}")
         if self.max_batches_in_flight not in (1, 2):
