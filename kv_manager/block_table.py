@@ -11,12 +11,14 @@ class BlockTable:
 
     `digests` caches the hash chain over the sequence's full blocks as far as it has been needed; it outlives preemption,
     because committed tokens are only ever appended to. A sequence that restarts from other tokens takes a new table.
-    The first `num_published` blocks are in the prefix index.
+    The first `num_published` blocks are in the prefix index. While a sequence is swapped out, `host_block_ids` are the host blocks
+    with its KV, in order of position, and `block_ids` is empty.
     """
 
     block_ids: list[int] = field(default_factory=list)
     digests: list[int] = field(default_factory=list)
     num_published: int = 0
+    host_block_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,12 @@ class Serving:
         self.check()
         return sequence
 
+    def track(self, token_ids: list[int]) -> Running:
+        """A sequence with an empty table, which the test fills."""
+        sequence = Running(list(token_ids), BlockTable(), 0)
+        self.running.append(sequence)
+        return sequence
+
     def compute(self, sequence: Running, num_tokens: int | None = None) -> None:
         """One worker step that leaves KV for the first `num_tokens` positions, by default for all."""
         self.step += 1

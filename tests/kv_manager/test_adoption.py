@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from kv_manager.adoption import table_entries
-from kv_manager.block_manager import BlockChanges, BlockManager
+from kv_manager.block_manager import BlockManager
 from kv_manager.block_table import BlockTable, HeldTable
+from kv_manager.prefix_cache import BlockChanges
 from kv_manager.published_block import PublishedBlock
 
 Serve = Callable[..., Any]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kv_manager import block_manager
+from kv_manager import prefix_cache
 from kv_manager.block_manager import BlockManager, PoolExhausted
 from kv_manager.block_table import BlockTable
 
@@ -71,7 +71,7 @@ class TestHits:
         assert serving.run([1, 2, 3, 50, 51, 52, 53, 54, 9]).num_cached_tokens == 8
 
     def test_a_digest_that_collides_is_no_hit(self, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(block_manager, "chain_digests", lambda rows, parent=None: [7] * len(rows))
+        monkeypatch.setattr(prefix_cache, "chain_digests", lambda rows, parent=None: [7] * len(rows))
         serving = serve()
         serving.run([1, 2, 3, 4, 9])
         assert serving.run([5, 6, 7, 8, 9]).num_cached_tokens == 0
@@ -80,7 +80,7 @@ class TestHits:
     def test_equal_blocks_behind_colliding_prefixes_are_told_apart(self, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
         """All first blocks get one digest, all second blocks another: only the whole prefix tells them apart."""
         monkeypatch.setattr(
-            block_manager, "chain_digests", lambda rows, parent=None: list(range(parent or 100, (parent or 100) + len(rows)))
+            prefix_cache, "chain_digests", lambda rows, parent=None: list(range(parent or 100, (parent or 100) + len(rows)))
         )
         serving = serve()
         serving.run([1, 2, 3, 4, 9, 9, 9, 9, 5])

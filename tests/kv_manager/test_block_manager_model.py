@@ -14,10 +14,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kv_manager import block_manager
-from kv_manager.block_manager import BlockChanges, BlockManager, PoolExhausted
+from kv_manager import prefix_cache
+from kv_manager.block_manager import BlockManager, PoolExhausted
 from kv_manager.block_table import BlockTable, HeldTable
 from kv_manager.hash_chain import chain_digests
+from kv_manager.prefix_cache import BlockChanges
 from kv_manager.published_block import PublishedBlock
 
 Prefix = tuple[int, ...]
@@ -107,7 +108,7 @@ class Pool:
 
     def restart(self) -> None:
         """A new manager from what the worker holds and what the journal tells; nothing computed is lost if it was up to date."""
-        old, up_to_date = self.manager, not self.manager._changed
+        old, up_to_date = self.manager, not self.manager._cache._changed
         self.manager = BlockManager(old.num_blocks, old.block_size)
         entries = [e for e in self.journal.values() if self.last_write_steps[e.block_id] <= e.published_step]
         held = []
@@ -301,7 +302,7 @@ def test_hits_are_exact_however_digests_collide(monkeypatch: pytest.MonkeyPatch)
             digests.append(parent)
         return digests
 
-    monkeypatch.setattr(block_manager, "chain_digests", weak_chain)
+    monkeypatch.setattr(prefix_cache, "chain_digests", weak_chain)
     pool = Pool(num_blocks=24, block_size=2, digests_collide=True)
     random_moves(random.Random(0), pool, 4_000, restarts=False)
     assert pool.manager.stats.hit_tokens > 300, "too few hits to show anything"

@@ -6,7 +6,7 @@ import pytest
 from fake_worker import FakeWorker
 from scheduler_rig import WORKER, Rig
 
-from kv_manager.block_manager import PrefixCacheStats
+from kv_manager.prefix_cache_stats import PrefixCacheStats
 from tessera.values.config import Config
 from tessera.values.finish import FinishReason
 

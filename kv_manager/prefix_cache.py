@@ -1,0 +1,160 @@
+"""The prefix cache: which blocks hold the KV of which prefix, and what of that the journal has still to learn."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_manager.adoption import EntriesByBlock, eviction_order, restore_entries
+from kv_manager.block import Blocks
+from kv_manager.block_table import BlockTable, HeldTable
+from kv_manager.hash_chain import TokenIds, chain_digests, namespace_link
+from kv_manager.prefix_index import HashPrefixIndex, PrefixIndex
+from kv_manager.published_block import PublishedBlock
+from kv_manager.published_blocks import PublishedBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class BlockChanges:
+    """Prefix-cache entries that appeared and went since the last call. Apply `unpublished` first; absolute, so twice is once."""
+
+    published: Sequence[PublishedBlock]
+    unpublished: tuple[int, ...]
+
+
+class PrefixCache:
+    """The content of the pool's blocks; who holds them is the block manager's, which alone uses this.
+
+    It writes the content columns of `blocks`, through the index.
+    """
+
+    __slots__ = ("_blocks", "_changed", "_index", "_namespace_link", "is_enabled")
+
+    def __init__(self, blocks: Blocks, namespace: bytes, is_enabled: bool) -> None:
+        self.is_enabled = is_enabled
+        self._blocks = blocks
+        self._index: PrefixIndex = HashPrefixIndex(blocks)
+        self._namespace_link = namespace_link(namespace)
+        self._changed: set[int] = set()
+
+    def longest_match(self, table: BlockTable, token_ids: TokenIds) -> list[int]:
+        """Blocks of the longest cached prefix that leaves a token to compute. Fills `table.digests`."""
+        block_size, num_tokens = self._blocks.block_size, len(token_ids)
+        usable = (num_tokens - 1) // block_size
+        if usable <= 0 or not self.is_enabled:
+            return []
+        num_full = num_tokens // block_size
+        rows = self._rows(token_ids, 0, num_full)
+        self._extend_chain(table, rows[len(table.digests) :])
+        return self._index.longest_match(table.digests[:usable], rows[:usable])
+
+    def likely_match_len(self, table: BlockTable, token_ids: TokenIds) -> int:
+        """How many blocks `longest_match` would find unless digests collide. Fills `table.digests`."""
+        block_size = self._blocks.block_size
+        usable, num_full = (len(token_ids) - 1) // block_size, len(token_ids) // block_size
+        if usable <= 0 or not self.is_enabled:
+            return 0
+        if len(table.digests) < num_full:
+            self._extend_chain(table, self._rows(token_ids, len(table.digests), num_full))
+        return self._index.likely_match_len(table.digests[:usable])
+
+    def publish(self, table: BlockTable, token_ids: TokenIds, num_tokens: int, step: int, num_journalled: int = 0) -> None:
+        """See `BlockManager.publish`; the journal knows of the first `num_journalled` blocks already."""
+        first, stop = table.num_published, num_tokens // self._blocks.block_size
+        if stop <= first or not self.is_enabled:
+            return
+        assert stop <= len(table.block_ids), "more tokens computed than the table covers"
+        rows = self._rows(token_ids, first, stop)
+        self._extend_chain(table, rows[len(table.digests) - first :])
+        block_ids = table.block_ids[first:stop]
+        parent = table.digests[first - 1] if first else None
+        count = self._index.insert(parent, block_ids, table.digests[first:stop], rows, step)
+        self._changed.update(block_ids[num_journalled:count])
+        table.num_published += count
+
+    def forget(self, block_id: int) -> None:
+        """A published block is handed out: its content goes."""
+        self._index.remove(block_id)
+        self._changed.add(block_id)
+
+    def take_changes(self) -> BlockChanges:
+        """The present state of every block published or unpublished since the last call."""
+        digests = self._blocks.digests
+        changed = sorted(self._changed)
+        self._changed.clear()
+        published = self._blocks.published([block_id for block_id in changed if digests[block_id] is not None])
+        return BlockChanges(published, tuple(block_id for block_id in changed if digests[block_id] is None))
+
+    def published(self) -> PublishedBlocks:
+        """All entries, by block id."""
+        digests = self._blocks.digests
+        return self._blocks.published([block_id for block_id, digest in enumerate(digests) if digest is not None])
+
+    def adopt(
+        self, held: Sequence[HeldTable], published: Iterable[PublishedBlock], step: int
+    ) -> tuple[PublishedBlocks, list[int]]:
+        """See `BlockManager.adopt`; the reference counts are set already. Returns as well the free blocks with an entry, in the order
+        in which they are to be evicted."""
+        assert not self._changed, "only an unused cache adopts"
+        blocks = self._blocks
+        recorded = EntriesByBlock(PublishedBlocks.of(published), blocks.num_blocks)
+        is_recalled = np.zeros(blocks.num_blocks, np.bool_)
+        for item in held:
+            is_recalled[self._adopt_table(item, recorded, step)] = True
+        entries = recorded.entries
+        holds, free_entries = self._settle_steps(entries, is_recalled[entries.block_ids])
+        levels = restore_entries(self._index, blocks, free_entries if self.is_enabled else ())
+        cached = eviction_order(levels)
+        self._changed.difference_update(cached)
+        holds |= np.isin(entries.block_ids, cached)
+        new = [block_id for block_id in self._changed if blocks.digests[block_id] is not None]
+        return PublishedBlocks.concatenate([entries.select(holds), blocks.published(new)]), cached
+
+    def check_integrity(self) -> None:
+        """Assert that the index and the columns agree."""
+        self._index.check_integrity()
+
+    def _adopt_table(self, held: HeldTable, recorded: EntriesByBlock, step: int) -> npt.NDArray[np.int64]:
+        """Publish a live table's computed blocks. Returns those whose entry says the same: their digests are taken from it, not computed."""
+        num_full = held.num_computed // self._blocks.block_size
+        block_ids = np.array(held.table.block_ids[:num_full], np.int64)
+        if self.is_enabled and num_full and not held.table.digests:
+            held.table.digests = recorded.digests_of(block_ids, self._rows(held.token_ids, 0, num_full))
+            num_recalled = len(held.table.digests)
+        else:
+            num_recalled = 0
+        self.publish(held.table, held.token_ids, held.num_computed, step, num_recalled)
+        return block_ids[: min(num_recalled, held.table.num_published)]
+
+    def _settle_steps(
+        self, entries: PublishedBlocks, is_recalled: npt.NDArray[np.bool_]
+    ) -> tuple[npt.NDArray[np.bool_], PublishedBlocks]:
+        """Of published blocks take the steps that `entries`, one a block, name, where the digests agree; of those recalled they do.
+
+        Returns which agree, and of the others those of free blocks; of everything that disagrees the journal has to learn.
+        """
+        now, refs, agrees = self._blocks.digests, self._blocks.ref_counts, is_recalled.copy()
+        others = entries.select(~is_recalled)
+        pairs = zip(others.block_ids.tolist(), others.digests.tolist(), strict=True)
+        agrees[~is_recalled] = [now[block_id] == digest for block_id, digest in pairs]
+        steps = np.array(self._blocks.published_steps, np.int64)
+        steps[entries.block_ids[agrees]] = entries.published_steps[agrees]
+        self._blocks.published_steps = steps.tolist()
+        is_told = np.zeros(self._blocks.num_blocks, np.bool_)
+        is_told[entries.block_ids[agrees]] = True
+        self._changed = {block_id for block_id in self._changed if not is_told[block_id]}
+        differing = entries.select(~agrees)
+        self._changed.update(differing.block_ids.tolist())
+        return agrees, differing.select(np.array([not refs[block_id] for block_id in differing.block_ids.tolist()], np.bool_))
+
+    def _extend_chain(self, table: BlockTable, rows: npt.NDArray[np.int32]) -> None:
+        """Hash the blocks that follow those the table has digests of, int32 `[blocks, block_size]`."""
+        if len(rows):
+            table.digests += chain_digests(rows, table.digests[-1] if table.digests else self._namespace_link)
+
+    def _rows(self, token_ids: TokenIds, first: int, stop: int) -> npt.NDArray[np.int32]:
+        """Token ids of the sequence's blocks `[first, stop)`, int32 `[stop - first, block_size]`."""
+        block_size = self._blocks.block_size
+        ids = np.asarray(token_ids[first * block_size : stop * block_size], dtype=np.int32)
+        return ids.reshape(stop - first, block_size)
