@@ -29,6 +29,7 @@ from services.worker.convert_types import (
 )
 from tessera.values.batch import (
     NO_BLOCKS,
+    NO_DRAFTS,
     NO_PAIRS,
     RowError,
     ScheduledBatch,
@@ -83,6 +84,7 @@ def batch_to_proto(batch: ScheduledBatch) -> worker_pb2.ScheduledBatch:
         new_block_ids=column_to_bytes(batch.new_block_ids),
         num_decodes=batch.num_decodes,
         is_dummy_run=batch.is_dummy_run,
+        seen_step=batch.seen_step,
     )
     if batch.moves_blocks:
         message.swap_outs.extend(_swap_to_proto(swap) for swap in batch.swap_outs)
@@ -112,6 +114,7 @@ def batch_from_proto(message: worker_pb2.ScheduledBatch) -> ScheduledBatch:
         copies=_pairs_from_bytes(message.copies, "copies"),
         zero_blocks=column_from_bytes(message.zero_blocks, "zero_blocks") if message.zero_blocks else NO_BLOCKS,
         is_dummy_run=message.is_dummy_run,
+        seen_step=_step(message.seen_step, "seen_step"),
     )
     rows = batch.num_rows
     for field in ("num_scheduled_tokens", "context_lens", "new_block_counts"):
@@ -133,6 +136,7 @@ def output_to_proto(output: ScheduledBatchOutput) -> worker_pb2.ScheduledBatchOu
         token_ids=column_to_bytes(output.token_ids),
         row_errors=[worker_pb2.RowError(row=error.row, message=error.message) for error in output.row_errors],
         compute_us=output.compute_us,
+        draft_counts=column_to_bytes(output.draft_counts),
     )
 
 
@@ -146,8 +150,11 @@ def output_from_proto(message: worker_pb2.ScheduledBatchOutput) -> ScheduledBatc
         token_ids=column_from_bytes(message.token_ids, "token_ids"),
         row_errors=tuple(RowError(error.row, error.message) for error in message.row_errors),
         compute_us=message.compute_us,
+        draft_counts=column_from_bytes(message.draft_counts, "draft_counts") if message.draft_counts else NO_DRAFTS,
     )
     _check_counts(output.token_counts, output.token_ids, "token_counts", "token_ids")
+    if len(output.draft_counts) not in (0, len(output.token_counts)):
+        raise MalformedMessage(f"draft_counts: {len(output.draft_counts)} values for {len(output.token_counts)} rows")
     for error in output.row_errors:
         if error.row >= len(output.token_counts):
             raise MalformedMessage(f"row_errors: row {error.row} of {len(output.token_counts)}")

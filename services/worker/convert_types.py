@@ -140,14 +140,17 @@ def limits_to_proto(limits: WorkerLimits) -> types_pb2.WorkerLimits:
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_batches_in_flight=limits.max_batches_in_flight,
+        num_speculative_tokens=limits.num_speculative_tokens,
     )
 
 
 def limits_from_proto(message: types_pb2.WorkerLimits) -> WorkerLimits:
-    """Limits of one batch; a limit of 0 is malformed."""
+    """Limits of one batch; a limit of 0 is malformed, but for the drafts."""
     if min(message.max_num_seqs, message.max_num_batched_tokens, message.max_batches_in_flight) < 1:
         raise MalformedMessage("limits: every limit must be at least 1")
-    return WorkerLimits(message.max_num_seqs, message.max_num_batched_tokens, message.max_batches_in_flight)
+    return WorkerLimits(
+        message.max_num_seqs, message.max_num_batched_tokens, message.max_batches_in_flight, message.num_speculative_tokens
+    )
 
 
 def description_to_proto(description: WorkerDescription) -> types_pb2.WorkerDescription:

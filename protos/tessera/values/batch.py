@@ -64,7 +64,9 @@ class SlotSwap:
 NO_PAIRS = np.zeros((0, 2), np.int32)
 NO_BLOCKS = np.zeros(0, np.int32)
 """Nothing to copy, and no blocks, for batches that move nothing; shared and read-only."""
-NO_PAIRS.flags.writeable = NO_BLOCKS.flags.writeable = False
+NO_DRAFTS = np.zeros(0, np.int32)
+"""For outputs without drafts; shared and read-only."""
+NO_PAIRS.flags.writeable = NO_BLOCKS.flags.writeable = NO_DRAFTS.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,8 +77,12 @@ class ScheduledBatch:
     - `num_scheduled_tokens[R]`: positions computed this step, >= 1.
     - `context_lens[R]`: KV length after the step; the row computes `[context_len - num_scheduled, context_len)`.
       A row samples one token iff `context_len` equals the number of ids the slot holds when the row runs.
+      A decode computes the position of the slot's last id, and has room for `num_scheduled - 1` drafts behind it: the worker's
+      own proposals, fewer where it has fewer. It samples one token for every draft accepted, and one more.
     - `new_block_counts[R]`, `new_block_ids[sum]`: blocks appended to the slot's table (0 for a row entering in this batch).
     - `num_decodes`: how many leading rows are decodes.
+    - `seen_step`: the last step whose output the scheduler had seen. Where drafts were rejected since, or not proposed, `context_lens` are
+      upper bounds: the worker lowers a slot's by the positions that decodes of later steps had room for and gave no token.
 
     What moves KV without computing any; each step sees what those before it left, in the order `swap_outs`, `copies`, `swap_ins`,
     `zero_blocks`:
@@ -109,6 +115,7 @@ class ScheduledBatch:
     copies: np.ndarray = field(default_factory=lambda: NO_PAIRS)
     zero_blocks: np.ndarray = field(default_factory=lambda: NO_BLOCKS)
     is_dummy_run: bool = False
+    seen_step: int = 0
 
     @property
     def moves_blocks(self) -> bool:
@@ -138,7 +145,8 @@ class RowError:
 class ScheduledBatchOutput:
     """What one batch sampled; rows in the order of that batch, so a row belongs to the (request, attempt) the batch named.
 
-    `token_counts` int32 `[R]` (0 for an unfinished prefill chunk or a failed row, else 1), `token_ids` int32 `[sum]`.
+    `token_counts` int32 `[R]` (0 for an unfinished prefill chunk or a failed row, 1 for a finished one, `1 + accepted drafts` for a
+    decode), `token_ids` int32 `[sum]`. `draft_counts` int32 `[R]`: drafts that each row verified; empty where no row had any.
     """
 
     epoch: Epoch
@@ -148,3 +156,4 @@ class ScheduledBatchOutput:
     token_ids: np.ndarray
     row_errors: tuple[RowError, ...] = ()
     compute_us: int = 0
+    draft_counts: np.ndarray = field(default_factory=lambda: NO_DRAFTS)

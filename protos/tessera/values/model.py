@@ -36,11 +36,12 @@ class KVGeometry:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """The most one batch may hold; a batch beyond it is refused."""
+    """The most one batch may hold; a batch beyond it is refused. `num_speculative_tokens`: drafts in one decode row; 0: the worker makes none."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_batches_in_flight: int = 2
+    num_speculative_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

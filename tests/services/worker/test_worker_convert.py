@@ -62,7 +62,7 @@ models = st.builds(
 
 def descriptions(num_blocks: st.SearchStrategy[int] = COUNT) -> st.SearchStrategy[WorkerDescription]:
     geometry = st.builds(KVGeometry, num_blocks, COUNT, st.integers(0, 2**64 - 1), st.text(max_size=8), U32)
-    return st.builds(WorkerDescription, IDS, models, geometry, st.builds(WorkerLimits, COUNT, COUNT, COUNT))
+    return st.builds(WorkerDescription, IDS, models, geometry, st.builds(WorkerLimits, COUNT, COUNT, COUNT, U32))
 
 
 def column(values: list[int]) -> np.ndarray:
@@ -99,6 +99,7 @@ def batches(draw: st.DrawFn) -> ScheduledBatch:
         copies=draw(pairs),
         zero_blocks=draw(columns),
         is_dummy_run=draw(st.booleans()),
+        seen_step=draw(STEPS | st.just(0)),
     )
 
 
@@ -114,6 +115,7 @@ def outputs(draw: st.DrawFn) -> ScheduledBatchOutput:
         token_ids=column(draw(st.lists(I31, min_size=sum(counts), max_size=sum(counts)))),
         row_errors=tuple(draw(st.lists(errors, max_size=2))),
         compute_us=draw(st.integers(0, 2**64 - 1)),
+        draft_counts=column(draw(st.just([]) | st.lists(I31, min_size=len(counts), max_size=len(counts)))),
     )
 
 
@@ -226,7 +228,7 @@ SWAP = SlotSwap(2, b"s" * 16, 1, column([4]), column([1, 4]).reshape(1, 2))
 
 def test_a_batch_that_moves_nothing_says_nothing_of_it_on_the_wire() -> None:
     fields_set = {item.name for item, _ in convert.batch_to_proto(BATCH).ListFields()}
-    assert not fields_set & {"swap_outs", "swap_ins", "copies", "zero_blocks", "is_dummy_run"}
+    assert not fields_set & {"swap_outs", "swap_ins", "copies", "zero_blocks", "is_dummy_run", "seen_step"}
     read = convert.batch_from_proto(wired(convert.batch_to_proto(BATCH)))
     assert read.copies.shape == (0, 2) and not read.moves_blocks
 
@@ -271,6 +273,7 @@ def broken_batch(**changes: Any) -> worker_pb2.ScheduledBatch:
         ({"step_id": 0}, "step_id"),
         ({"step_id": 2**63}, "step_id"),
         ({"durable_step": 2**64 - 1}, "durable_step"),
+        ({"seen_step": 2**63}, "seen_step"),
         ({"epoch__instance": b"short"}, "epoch"),
         ({"epoch__number": 0}, "epoch"),
         ({"entries__request_id": b""}, "request_id"),
@@ -304,6 +307,7 @@ def test_a_malformed_output_is_refused() -> None:
         ({"token_ids": column([])}, "token_ids"),
         ({"token_counts": column([-1])}, "token_counts"),
         ({"row_errors": (RowError(1, "bad"),)}, "row_errors"),
+        ({"draft_counts": column([1, 1])}, "draft_counts"),
     ]:
         with pytest.raises(MalformedMessage, match=field):
             convert.output_from_proto(convert.output_to_proto(replace(output, **change)))

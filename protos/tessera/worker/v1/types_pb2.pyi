@@ -117,14 +117,16 @@ class KvGeometry(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., bytes_per_token: _Optional[int] = ..., kv_format: _Optional[str] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
 
 class WorkerLimits(_message.Message):
-    __slots__ = ("max_num_seqs", "max_num_batched_tokens", "max_batches_in_flight")
+    __slots__ = ("max_num_seqs", "max_num_batched_tokens", "max_batches_in_flight", "num_speculative_tokens")
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCHES_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     max_num_seqs: int
     max_num_batched_tokens: int
     max_batches_in_flight: int
-    def __init__(self, max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_batches_in_flight: _Optional[int] = ...) -> None: ...
+    num_speculative_tokens: int
+    def __init__(self, max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_batches_in_flight: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerDescription(_message.Message):
     __slots__ = ("boot_id", "model", "geometry", "limits")

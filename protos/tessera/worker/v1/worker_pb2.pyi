@@ -200,7 +200,7 @@ class SlotSwap(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., block_table: _Optional[bytes] = ..., pairs: _Optional[bytes] = ...) -> None: ...
 
 class ScheduledBatch(_message.Message):
-    __slots__ = ("epoch", "nonce", "step_id", "durable_step", "entries", "drops", "slots", "num_scheduled_tokens", "context_lens", "new_block_counts", "new_block_ids", "num_decodes", "swap_outs", "swap_ins", "copies", "zero_blocks", "is_dummy_run")
+    __slots__ = ("epoch", "nonce", "step_id", "durable_step", "entries", "drops", "slots", "num_scheduled_tokens", "context_lens", "new_block_counts", "new_block_ids", "num_decodes", "swap_outs", "swap_ins", "copies", "zero_blocks", "is_dummy_run", "seen_step")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +218,7 @@ class ScheduledBatch(_message.Message):
     COPIES_FIELD_NUMBER: _ClassVar[int]
     ZERO_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     IS_DUMMY_RUN_FIELD_NUMBER: _ClassVar[int]
+    SEEN_STEP_FIELD_NUMBER: _ClassVar[int]
     epoch: _types_pb2.Epoch
     nonce: int
     step_id: int
@@ -235,7 +236,8 @@ class ScheduledBatch(_message.Message):
     copies: bytes
     zero_blocks: bytes
     is_dummy_run: bool
-    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., durable_step: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[SlotEntry, _Mapping]]] = ..., drops: _Optional[_Iterable[_Union[SlotDrop, _Mapping]]] = ..., slots: _Optional[bytes] = ..., num_scheduled_tokens: _Optional[bytes] = ..., context_lens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_block_ids: _Optional[bytes] = ..., num_decodes: _Optional[int] = ..., swap_outs: _Optional[_Iterable[_Union[SlotSwap, _Mapping]]] = ..., swap_ins: _Optional[_Iterable[_Union[SlotSwap, _Mapping]]] = ..., copies: _Optional[bytes] = ..., zero_blocks: _Optional[bytes] = ..., is_dummy_run: _Optional[bool] = ...) -> None: ...
+    seen_step: int
+    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., durable_step: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[SlotEntry, _Mapping]]] = ..., drops: _Optional[_Iterable[_Union[SlotDrop, _Mapping]]] = ..., slots: _Optional[bytes] = ..., num_scheduled_tokens: _Optional[bytes] = ..., context_lens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_block_ids: _Optional[bytes] = ..., num_decodes: _Optional[int] = ..., swap_outs: _Optional[_Iterable[_Union[SlotSwap, _Mapping]]] = ..., swap_ins: _Optional[_Iterable[_Union[SlotSwap, _Mapping]]] = ..., copies: _Optional[bytes] = ..., zero_blocks: _Optional[bytes] = ..., is_dummy_run: _Optional[bool] = ..., seen_step: _Optional[int] = ...) -> None: ...
 
 class RowError(_message.Message):
     __slots__ = ("row", "message")
@@ -246,7 +248,7 @@ class RowError(_message.Message):
     def __init__(self, row: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class ScheduledBatchOutput(_message.Message):
-    __slots__ = ("epoch", "nonce", "step_id", "token_counts", "token_ids", "row_errors", "compute_us")
+    __slots__ = ("epoch", "nonce", "step_id", "token_counts", "token_ids", "row_errors", "compute_us", "draft_counts")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +256,7 @@ class ScheduledBatchOutput(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ROW_ERRORS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_COUNTS_FIELD_NUMBER: _ClassVar[int]
     epoch: _types_pb2.Epoch
     nonce: int
     step_id: int
@@ -261,4 +264,5 @@ class ScheduledBatchOutput(_message.Message):
     token_ids: bytes
     row_errors: _containers.RepeatedCompositeFieldContainer[RowError]
     compute_us: int
-    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., token_counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., compute_us: _Optional[int] = ...) -> None: ...
+    draft_counts: bytes
+    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., token_counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., compute_us: _Optional[int] = ..., draft_counts: _Optional[bytes] = ...) -> None: ...
