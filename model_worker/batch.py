@@ -13,7 +13,7 @@ class Batch:
     A row computes KV positions `[context_len - n, context_len)`, n >= 1 being its number of queries, and attends to
     `[0, context_len)` through its block table; positions before its own must lie in the pool already, or be computed by
     another row of this batch (a layer stores all keys and values before any row attends). Tables of two rows may share blocks
-    for reading, but no two entries of `slot_mapping` are equal.
+    for reading, but no two entries of `slot_mapping` are equal (a dummy run's are, all in the null block).
 
     - `input_ids` int64 `[T]`, `positions` int64 `[T]`
     - `slot_mapping` int64 `[T]`: where a position's key and value go, block_id * block_size + offset

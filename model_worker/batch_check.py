@@ -1,25 +1,16 @@
 """Whether a batch fits what a worker holds, decided before anything changes. Raises BatchRefused, naming the first thing wrong."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
 
 from model_worker.batch_refused import BatchRefused
+from model_worker.move_check import MoveCheck
+from model_worker.slot_columns import SlotColumns
 from model_worker.slot_table import SlotTable
 from tessera.values.batch import ScheduledBatch, SlotEntry
 from tessera.values.model import WorkerDescription
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Columns:
-    """The slot columns as they will be when the rows run: after drops and entries, before the rows' new blocks."""
-
-    held: np.ndarray
-    num_ids: np.ndarray
-    computed_lens: np.ndarray
-    table_lens: np.ndarray
 
 
 def check_batch(batch: ScheduledBatch, slots: SlotTable, worker: WorkerDescription, last_step: int) -> None:
@@ -35,12 +26,17 @@ def check_batch(batch: ScheduledBatch, slots: SlotTable, worker: WorkerDescripti
         refuse(f"{rows} rows, max_num_seqs is {worker.limits.max_num_seqs}")
     if tokens > worker.limits.max_num_batched_tokens:
         refuse(f"{tokens} positions, max_num_batched_tokens is {worker.limits.max_num_batched_tokens}")
-    columns = _Columns(slots.held.copy(), slots.num_ids.copy(), slots.computed_lens.copy(), slots.table_lens.copy())
+    columns = SlotColumns.of(slots)
     for drop in batch.drops:
         if drop.slot >= slots.num_slots:
             refuse(f"drop of slot {drop.slot}, the worker has {slots.num_slots}")
         if slots.holds(drop.slot, drop.request_id, drop.attempt):
-            columns.held[drop.slot] = False
+            columns.held[drop.slot] = columns.swapped[drop.slot] = False
+    if batch.is_dummy_run:
+        _check_dummy_run(batch, worker, refuse)
+        return
+    if batch.moves_blocks and (problem := MoveCheck(batch, columns, slots, worker.geometry).problem()):
+        refuse(problem)
     failed = {slot for slot in slots.failures if columns.held[slot]}
     for entry in batch.entries:
         problem = _entry_problem(entry, columns, slots, worker)
@@ -56,7 +52,20 @@ def check_batch(batch: ScheduledBatch, slots: SlotTable, worker: WorkerDescripti
         _check_positions(batch, alive, columns, worker, refuse)
 
 
-def _entry_problem(entry: SlotEntry, columns: _Columns, slots: SlotTable, worker: WorkerDescription) -> str:
+def _check_dummy_run(batch: ScheduledBatch, worker: WorkerDescription, refuse: Callable[[str], NoReturn]) -> None:
+    """Rows that could be somebody's, and nothing that touches anybody."""
+    counts, context_lens = batch.num_scheduled_tokens, batch.context_lens
+    if batch.entries or batch.moves_blocks or len(batch.new_block_ids):
+        refuse("a dummy run with entries, new blocks, swaps, copies or blocks to zero")
+    if not batch.num_rows:
+        refuse("a dummy run without rows")
+    if counts.min() < 1 or (batch.num_decodes and counts[: batch.num_decodes].max() > 1):
+        refuse("a dummy run with a row of no position, or a decode of several")
+    if (counts > context_lens).any() or context_lens.max() > worker.model.max_model_len:
+        refuse(f"a dummy run with a context_len below its row's positions or above max_model_len, {worker.model.max_model_len}")
+
+
+def _entry_problem(entry: SlotEntry, columns: SlotColumns, slots: SlotTable, worker: WorkerDescription) -> str:
     """What is wrong with an entry; empty when nothing is."""
     num_ids, num_blocks = len(entry.token_ids), worker.geometry.num_blocks
     if entry.slot >= slots.num_slots:
@@ -81,13 +90,15 @@ def _entry_problem(entry: SlotEntry, columns: _Columns, slots: SlotTable, worker
 
 
 def _check_rows(
-    batch: ScheduledBatch, columns: _Columns, slots: SlotTable, worker: WorkerDescription, refuse: Callable[[str], NoReturn]
+    batch: ScheduledBatch, columns: SlotColumns, slots: SlotTable, worker: WorkerDescription, refuse: Callable[[str], NoReturn]
 ) -> None:
     """Slots that exist, are held and come once; blocks of the pool; decodes of one position."""
     if batch.slots.min() < 0 or batch.slots.max() >= slots.num_slots:
         refuse(f"a row's slot is not among the {slots.num_slots} of the worker")
     if not (held := columns.held[batch.slots]).all():
         refuse(f"row {_first(~held)} names slot {batch.slots[_first(~held)]}, which is free")
+    if (swapped := columns.swapped[batch.slots]).any():
+        refuse(f"row {_first(swapped)} names slot {batch.slots[_first(swapped)]}, which is swapped out")
     if np.bincount(batch.slots).max() > 1:
         refuse(f"slot {np.bincount(batch.slots).argmax()} has two rows")
     if batch.num_scheduled_tokens.min() < 1:
@@ -107,7 +118,7 @@ def _check_rows(
 
 
 def _check_positions(
-    batch: ScheduledBatch, alive: np.ndarray, columns: _Columns, worker: WorkerDescription, refuse: Callable[[str], NoReturn]
+    batch: ScheduledBatch, alive: np.ndarray, columns: SlotColumns, worker: WorkerDescription, refuse: Callable[[str], NoReturn]
 ) -> None:
     """Rows (those of slots that have not failed) start where their KV ends, and stay within ids, blocks and model."""
     context_lens = batch.context_lens.astype(np.int64)

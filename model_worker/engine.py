@@ -1,6 +1,7 @@
 """One model replica: holds slots and KV, executes one batch after the other, reports what it holds.
 
-A batch either is refused whole and changes nothing, or runs in this order: drops, entries, new blocks, compute, sample. A row that
+A batch either is refused whole and changes nothing, or runs in this order: drops, swap outs, copies, swap ins, zero, entries, new
+blocks, compute, sample. A row that
 fails (its forward pass, or its logits) fails alone: its slot gets no token, its computed length stays, and it takes part in nothing
 until the scheduler drops it.
 """
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from model_worker.batch_check import check_batch
-from model_worker.input_batch import Rows, build_batch
+from model_worker.host_pool import HostPool
+from model_worker.input_batch import Rows, build_batch, build_dummy_batch
 from model_worker.kv_pool import KVPool
 from model_worker.models.causal_lm import CausalLM
 from model_worker.sampler import Sampler
@@ -41,7 +43,7 @@ class _Computed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockContent:
-    """One block of the KV pool: the step that last wrote it (0 for never), and `kv`, see `KVPool.block`."""
+    """One block of the KV pool: the step that last wrote it (0 for never), and `kv`, see `read_block`. Of the host pool steps are not kept: 0."""
 
     block_id: int
     last_write_step: int
@@ -49,13 +51,15 @@ class BlockContent:
 
 
 class Engine:
-    """Not thread-safe: one thread executes, and reports only between two batches. Owns the model's KV pool."""
+    """Not thread-safe: one thread executes, and reports only between two batches. Owns the model's KV pool, and makes the host pool
+    that `description` names."""
 
     def __init__(self, model: CausalLM, kv: KVPool, description: WorkerDescription) -> None:
         self.description = description
         self.last_step = 0  # highest step executed
         self._model = model
         self._kv = kv
+        self._host = HostPool(kv, description.geometry.num_host_blocks)
         self._sampler = Sampler(description.model.eos_token_ids)
         num_slots = SLOTS_PER_SEQUENCE * description.limits.max_num_seqs
         self._slots = SlotTable(num_slots, description.model.max_model_len, description.geometry.block_size)
@@ -67,11 +71,15 @@ class Engine:
         self._apply(batch)
         started_ns = time.perf_counter_ns()
         token_ids = np.full(batch.num_rows, -1, dtype=np.int32)
-        alive = np.ones(batch.num_rows, dtype=np.bool_)
-        if self._slots.failures:
-            alive = ~np.isin(batch.slots, list(self._slots.failures))
-        if alive.any():
-            token_ids[alive] = self._advance(self._select(batch, alive), batch.step_id)
+        if batch.is_dummy_run:
+            row_errors = self._run_dummy(batch)
+        else:
+            alive = np.ones(batch.num_rows, dtype=np.bool_)
+            if self._slots.failures:
+                alive = ~np.isin(batch.slots, list(self._slots.failures))
+            if alive.any():
+                token_ids[alive] = self._advance(self._select(batch, alive), batch.step_id)
+            row_errors = self._row_errors(batch)
         self.last_step = batch.step_id
         return ScheduledBatchOutput(
             epoch=batch.epoch,
@@ -79,7 +87,7 @@ class Engine:
             step_id=batch.step_id,
             token_counts=(token_ids >= 0).astype(np.int32),
             token_ids=token_ids[token_ids >= 0],
-            row_errors=self._row_errors(batch),
+            row_errors=row_errors,
             compute_us=(time.perf_counter_ns() - started_ns) // 1000,
         )
 
@@ -99,20 +107,50 @@ class Engine:
         """Slots that somebody holds."""
         return int(self._slots.held.sum())
 
-    def read_blocks(self, block_ids: Sequence[int]) -> list[BlockContent]:
-        """Blocks of the pool as they are now, as copies. Call it between two batches."""
+    def read_blocks(self, block_ids: Sequence[int], *, is_host: bool = False) -> list[BlockContent]:
+        """Blocks of the pool (or of the host pool) as they are now, as copies. Call it between two batches."""
+        if is_host:
+            return [BlockContent(block_id, 0, self._host.block(block_id)) for block_id in block_ids]
         return [
             BlockContent(block_id, int(self._last_write_step[block_id]), self._kv.block(block_id)) for block_id in block_ids
         ]
 
     def _apply(self, batch: ScheduledBatch) -> None:
-        """Drops, entries, new blocks."""
+        """All of a batch but its computing."""
         for drop in batch.drops:
             self._slots.drop(drop, batch.step_id)
         self._slots.forget_dropped(batch.durable_step)
+        if batch.moves_blocks:
+            self._move(batch)
         for entry in batch.entries:
             self._slots.enter(entry)
         self._slots.append_blocks(batch.slots, batch.new_block_counts, batch.new_block_ids)
+
+    def _move(self, batch: ScheduledBatch) -> None:
+        """Swap outs, copies, swap ins, zero."""
+        for swap in batch.swap_outs:
+            self._host.swap_out(swap.pairs)
+            self._slots.swap(swap.slot, swap.block_table, is_out=True)
+        self._kv.copy_blocks(batch.copies)
+        for swap in batch.swap_ins:
+            self._host.swap_in(swap.pairs)
+            self._slots.swap(swap.slot, swap.block_table, is_out=False)
+            self._last_write_step[swap.pairs[:, 1]] = batch.step_id
+        self._kv.zero_blocks(batch.zero_blocks)
+        self._last_write_step[batch.copies[:, 1]] = batch.step_id
+        self._last_write_step[batch.zero_blocks] = batch.step_id
+
+    def _run_dummy(self, batch: ScheduledBatch) -> tuple[RowError, ...]:
+        """Compute rows that are nobody's. Returns an error for each where that failed."""
+        counts, context_lens = batch.num_scheduled_tokens.astype(np.int64), batch.context_lens.astype(np.int64)
+        try:
+            self._model.forward(build_dummy_batch(counts, context_lens, batch.num_decodes, self._kv), self._kv)
+        except Exception as error:  # noqa: BLE001 - as for rows that are somebody's
+            _log.warning("step %d, a dummy run, failed: %s", batch.step_id, _text(error), exc_info=error)
+            return tuple(RowError(row, _text(error)) for row in range(batch.num_rows))
+        finally:
+            self._kv.zero_blocks(np.array([self._kv.null_block]))
+        return ()
 
     def _select(self, batch: ScheduledBatch, alive: np.ndarray) -> Rows:
         slots, context_lens = batch.slots[alive].astype(np.int64), batch.context_lens[alive].astype(np.int64)

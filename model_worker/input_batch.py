@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from model_worker.batch import Batch
+from model_worker.kv_pool import KVPool
 from model_worker.slot_table import SlotTable
 
 
@@ -29,6 +30,24 @@ class Rows:
             samples=self.samples[one],
             num_decodes=int(row < self.num_decodes),
         )
+
+
+def build_dummy_batch(counts: np.ndarray, context_lens: np.ndarray, num_decodes: int, kv: KVPool) -> Batch:
+    """Rows of this size (int64 `[R]` each) that belong to nobody. They read and write the null block alone, so here entries of
+    `slot_mapping` are equal; whoever runs it clears that block afterwards."""
+    ends = np.cumsum(counts)
+    positions = np.arange(ends[-1]) + np.repeat(context_lens - ends, counts)
+    blocks_max = -(-int(context_lens.max()) // kv.block_size)
+    return Batch(
+        input_ids=torch.zeros(len(positions), dtype=torch.int64),
+        positions=torch.from_numpy(positions),
+        slot_mapping=torch.from_numpy(kv.null_block * kv.block_size + positions % kv.block_size),
+        cu_seqlens_q=torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)),
+        context_lens=torch.from_numpy(context_lens.astype(np.int32)),
+        block_tables=torch.full((len(counts), blocks_max), kv.null_block, dtype=torch.int32),
+        num_decodes=num_decodes,
+        logits_rows=torch.from_numpy(ends - 1),
+    )
 
 
 def build_batch(rows: Rows, slots: SlotTable, block_size: int) -> Batch:

@@ -1,5 +1,7 @@
 """The paged KV cache: one tensor for all layers, cut into blocks that block tables name."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,15 +13,15 @@ _FORMATS = {torch.float32: "torch/f32", torch.float16: "torch/f16", torch.bfloat
 
 
 class KVPoolTooSmall(ConfigError):
-    """`kv_cache_bytes` does not hold a single block; the message says how many bytes one block needs."""
+    """The memory for a pool does not hold a single block; the message says how many bytes one block needs."""
 
 
 class KVPool:
     """Keys and values of every layer on the CPU; owned by one worker, written in place by the attention kernels.
 
     A layer's keys (and values) are `[num_blocks + 1, num_kv_heads, block_size, head_dim]`. Heads come before offsets so that
-    gathering blocks gives each head its tokens in one piece. The last block (`null_block`) belongs to no table, is never written
-    and stays zero: padded reads go there. Memory is zero and reserved, not resident, until a block is first written (huge pages: 2 MiB steps).
+    gathering blocks gives each head its tokens in one piece. The last block (`null_block`) belongs to no table and is zero: padded
+    reads go there. Only a dummy run writes it, and clears it. Memory is zero and reserved, not resident, until a block is first written (huge pages: 2 MiB steps).
     """
 
     def __init__(
@@ -39,9 +41,7 @@ class KVPool:
         self.head_dim = head_dim
         self.dtype = dtype
         shape = (num_layers, 2, num_blocks + 1, num_kv_heads, block_size, head_dim)
-        # numpy takes zeroed pages from the system untouched; torch.zeros would write them all.
-        raw = np.zeros(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, dtype=np.uint8)
-        self._data = torch.from_numpy(raw).view(dtype).view(shape)
+        self._data = reserved_zeros(shape, dtype)
 
     @property
     def null_block(self) -> int:
@@ -66,11 +66,42 @@ class KVPool:
         """The values of one layer, a view `[num_blocks + 1, num_kv_heads, block_size, head_dim]`."""
         return self._data[layer, 1]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the pool lies."""
+        return self._data.device
+
+    def raw_block(self, block_id: int) -> Tensor:
+        """One block as it lies, a view `[num_layers, 2 (key, value), num_kv_heads, block_size, head_dim]`."""
+        return self._data[:, :, block_id]
+
     def block(self, block_id: int) -> np.ndarray:
-        """A copy of one block as float32 `[num_layers, 2 (key, value), block_size, num_kv_heads, head_dim]`."""
-        block = self._data[:, :, block_id].permute(0, 1, 3, 2, 4)
-        copied: np.ndarray = block.to(torch.float32, copy=True).contiguous().numpy()
-        return copied
+        """A copy of one block, see `read_block`."""
+        return read_block(self.raw_block(block_id))
+
+    def copy_blocks(self, pairs: np.ndarray) -> None:
+        """Copy whole blocks: `pairs` int32 `[C, 2]` (source, target), no target a source."""
+        sources, targets = torch.from_numpy(pairs.T.astype(np.int64)).to(self.device)
+        self._data.index_copy_(2, targets, self._data.index_select(2, sources))
+
+    def zero_blocks(self, block_ids: np.ndarray) -> None:
+        """Clear whole blocks, int32 `[Z]`."""
+        self._data.index_fill_(2, torch.from_numpy(block_ids.astype(np.int64)).to(self.device), 0)
+
+
+def reserved_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros in host memory that is not resident until it is written: numpy takes zeroed pages from the system untouched, torch.zeros
+    would write them all."""
+    count = int(np.prod(shape, dtype=np.int64))
+    raw = np.zeros(max(1, count) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype)[:count].view(*shape)
+
+
+def read_block(raw: Tensor) -> np.ndarray:
+    """A copy of a block as float32 `[num_layers, 2 (key, value), block_size, num_kv_heads, head_dim]` on the host; see `KVPool.raw_block`."""
+    block = raw.permute(0, 1, 3, 2, 4)
+    copied: np.ndarray = block.to("cpu", torch.float32, copy=True).contiguous().numpy()
+    return copied
 
 
 def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> int:
@@ -78,12 +109,10 @@ def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype:
     return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
 
 
-def num_blocks_for(kv_cache_bytes: int, block_size: int, bytes_per_token: int) -> int:
-    """Blocks that fit in `kv_cache_bytes`. Raises KVPoolTooSmall when not even one does."""
+def num_blocks_for(pool_bytes: int, block_size: int, bytes_per_token: int, option: str = "kv_cache_bytes") -> int:
+    """Blocks that fit in `pool_bytes`, which `option` gave. Raises KVPoolTooSmall when not even one does."""
     block_bytes = block_size * bytes_per_token
-    num_blocks = kv_cache_bytes // block_bytes
+    num_blocks = pool_bytes // block_bytes
     if num_blocks < 1:
-        raise KVPoolTooSmall(
-            f"kv_cache_bytes is {kv_cache_bytes}, but one block of {block_size} tokens needs {block_bytes} bytes"
-        )
+        raise KVPoolTooSmall(f"{option} is {pool_bytes}, but one block of {block_size} tokens needs {block_bytes} bytes")
     return num_blocks

@@ -16,9 +16,9 @@ DROPPED_SLOTS_MAX = 4096
 class SlotTable:
     """Live and dropped slots. Methods assume a checked batch (`model_worker.batch_check`).
 
-    Columns are indexed by slot, int64 unless said: `held` (bool), `attempts`, `prompt_lens`, `num_ids` (token ids known: prompt and
-    outputs), `computed_lens` (positions with valid KV), `table_lens` (blocks owned), `token_ids` int32 `[num_slots, max_model_len + 1]`,
-    `block_tables` int32 `[num_slots, blocks_max]`. `failures` says why a slot has ended for good: it takes part in no step until it is
+    Columns are indexed by slot, int64 unless said: `held` (bool), `swapped` (bool: the table names blocks of the host pool), `attempts`,
+    `prompt_lens`, `num_ids` (token ids known: prompt and outputs), `computed_lens` (positions with valid KV), `table_lens` (blocks owned),
+    `token_ids` int32 `[num_slots, max_model_len + 1]`, `block_tables` int32 `[num_slots, blocks_max]`. `failures` says why a slot has ended for good: it takes part in no step until it is
     dropped. Readers do not write to the columns.
     """
 
@@ -26,6 +26,7 @@ class SlotTable:
         blocks_max = -(-(max_model_len + 1) // block_size)
         self.num_slots = num_slots
         self.held = np.zeros(num_slots, dtype=np.bool_)
+        self.swapped = np.zeros(num_slots, dtype=np.bool_)
         self.attempts = np.zeros(num_slots, dtype=np.int64)
         self.prompt_lens = np.zeros(num_slots, dtype=np.int64)
         self.num_ids = np.zeros(num_slots, dtype=np.int64)
@@ -52,6 +53,8 @@ class SlotTable:
         """Give up a slot in `step_id`; nothing happens unless it is still held by the attempt that the drop names."""
         if not self.holds(drop.slot, drop.request_id, drop.attempt):
             return
+        if self.swapped[drop.slot]:  # its KV is gone with the host blocks, which nobody watches
+            self.table_lens[drop.slot] = self.computed_lens[drop.slot] = 0
         report = self._report(drop.slot)
         self._dropped.append(
             DroppedSlot(
@@ -65,7 +68,7 @@ class SlotTable:
                 drop_step=step_id,
             )
         )
-        self.held[drop.slot] = False
+        self.held[drop.slot] = self.swapped[drop.slot] = False
         del self._request_ids[drop.slot], self.sampling[drop.slot]
         self.failures.pop(drop.slot, None)
 
@@ -83,6 +86,12 @@ class SlotTable:
         self.block_tables[slot, : len(entry.block_table)] = entry.block_table
         self._request_ids[slot] = entry.request_id
         self.sampling[slot] = entry.sampling
+
+    def swap(self, slot: int, block_table: np.ndarray, *, is_out: bool) -> None:
+        """Give a slot the table of its blocks in the other pool, int32 `[N]`."""
+        self.swapped[slot] = is_out
+        self.table_lens[slot] = len(block_table)
+        self.block_tables[slot, : len(block_table)] = block_table
 
     def append_blocks(self, slots: np.ndarray, counts: np.ndarray, block_ids: np.ndarray) -> None:
         """Append `counts[i]` of `block_ids`, in order, to the table of `slots[i]`; a slot comes at most once."""
@@ -115,4 +124,5 @@ class SlotTable:
             token_ids=self.token_ids[slot, : self.num_ids[slot]].copy(),
             block_table=self.block_tables[slot, : self.table_lens[slot]].copy(),
             computed_len=int(self.computed_lens[slot]),
+            is_swapped=bool(self.swapped[slot]),
         )

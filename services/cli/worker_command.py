@@ -14,6 +14,10 @@ _TEXTS = {
     ),
     "listen": Text("Where the scheduler connects. Port 0 takes a free one.", "HOST:PORT"),
     "kv_cache_bytes": Text("Memory for the KV cache; whole blocks of it are used.", "BYTES"),
+    "swap_bytes": Text(
+        "Host memory for the KV of running sequences that must make room, where the scheduler's preemption mode is swap. 0: none.",
+        "BYTES",
+    ),
     "block_size": Text("Tokens in one KV block: 1, or a multiple of 16.", "TOKENS"),
     "max_num_seqs": Text("Most sequences in one batch, 1 or more.", "COUNT"),
     "max_num_batched_tokens": Text(

@@ -17,6 +17,7 @@ class WorkerConfig:
     model: str
     listen: str = "127.0.0.1:50053"  # host:port, port 0 for any free one, or unix:/path
     kv_cache_bytes: int = 512 * 1024 * 1024
+    swap_bytes: int = 0  # host memory for the KV of sequences that are swapped out; 0: nothing is
     block_size: int = 16  # tokens per block: 1 or a multiple of 16
     max_num_seqs: int = 256  # rows of one batch
     max_num_batched_tokens: int = (
@@ -39,7 +40,7 @@ class WorkerConfig:
             "threads",
             "heartbeat_ms",
         )
-        check_minimums(self, {**dict.fromkeys(names, 1), "drain_grace_s": 0})
+        check_minimums(self, {**dict.fromkeys(names, 1), "drain_grace_s": 0, "swap_bytes": 0})
         if self.block_size != 1 and self.block_size % 16:
             raise ConfigError(f"block_size must be 1 or a multiple of 16, got {self.block_size}")
         if self.max_num_batched_tokens < self.max_num_seqs:

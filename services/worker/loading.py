@@ -52,9 +52,13 @@ def load_engine(config: WorkerConfig) -> Engine:
     shape = model.config
     token_bytes = kv_bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim)
     num_blocks = num_blocks_for(config.kv_cache_bytes, config.block_size, token_bytes)
+    num_host_blocks = 0
+    if config.swap_bytes:
+        num_host_blocks = num_blocks_for(config.swap_bytes, config.block_size, token_bytes, "swap_bytes")
     kv = KVPool(shape.num_layers, num_blocks, config.block_size, shape.num_kv_heads, shape.head_dim)
     limits = WorkerLimits(config.max_num_seqs, config.max_num_batched_tokens)
-    engine = Engine(model, kv, WorkerDescription(new_instance_id(), info, kv.geometry, limits))
+    geometry = replace(kv.geometry, num_host_blocks=num_host_blocks)
+    engine = Engine(model, kv, WorkerDescription(new_instance_id(), info, geometry, limits))
     _log.info(
         "model loaded",
         model=info.name,
@@ -65,6 +69,7 @@ def load_engine(config: WorkerConfig) -> Engine:
         block_size=config.block_size,
         kv_tokens=kv.geometry.num_tokens,
         kv_mib=round(num_blocks * config.block_size * token_bytes / 2**20),
+        host_blocks=num_host_blocks,
     )
     return engine
 

@@ -124,13 +124,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> AsyncIterator[worker_pb2.ReadBlocksResponse]:
         """Copies of KV blocks, made between two batches."""
         thread = self._opened()
-        block_ids, num_blocks = list(request.block_ids), thread.engine.description.geometry.num_blocks
+        geometry, block_ids = thread.engine.description.geometry, list(request.block_ids)
+        limit = "num_host_blocks" if request.is_host else "num_blocks"
+        num_blocks = geometry.num_host_blocks if request.is_host else geometry.num_blocks
         if len(block_ids) > READ_BLOCKS_MAX or len(set(block_ids)) < len(block_ids):
             text = f"{len(block_ids)} ids, {len(set(block_ids))} of them different; at most {READ_BLOCKS_MAX} different ones may be read"
             raise InvalidArgument((FieldViolation("block_ids", text),))
-        if max(block_ids, default=0) >= num_blocks:
-            raise InvalidArgument((FieldViolation("block_ids", f"{max(block_ids)} is not below num_blocks, {num_blocks}"),))
-        for block in await thread.between_batches(lambda engine: engine.read_blocks(block_ids)):
+        if max(block_ids, default=-1) >= num_blocks:
+            raise InvalidArgument((FieldViolation("block_ids", f"{max(block_ids)} is not below {limit}, {num_blocks}"),))
+        for block in await thread.between_batches(lambda engine: engine.read_blocks(block_ids, is_host=request.is_host)):
             kv = block.kv.astype("<f4", copy=False).tobytes()
             yield worker_pb2.ReadBlocksResponse(block_id=block.block_id, last_write_step=block.last_write_step, kv=kv)
 
