@@ -47,7 +47,8 @@ _TEXTS = {
     "num_speculative_tokens": Text("Most draft tokens of one request in one step; 0: no speculation.", "TOKENS"),
     "max_batches_in_flight": Text("1 or 2. With 2 the next batch leaves before the last output is known.", "COUNT"),
     "queue_order": Text(
-        "Who goes first of the requests that wait: the first to come, or those with the lowest priority number.", choices=QUEUE_ORDERS
+        "Who goes first of the requests that wait: the first to come, or those with the lowest priority number.",
+        choices=QUEUE_ORDERS,
     ),
     "preemption_mode": Text(
         "What becomes of the KV cache of a request that has to make room: it is computed again later, or moved to the worker's host "

@@ -15,9 +15,9 @@ class Lifecycle:
 
     __slots__ = ("_num_admissions", "book", "fleet", "suspects", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, queue_order: str = "fcfs") -> None:
         self.book = RequestBook()
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(queue_order)
         self.fleet = Fleet()
         self.suspects = Suspects()
         self._num_admissions = 0
@@ -28,29 +28,29 @@ class Lifecycle:
         return self._num_admissions
 
     def begin(self, sequence: Sequence) -> None:
-        """A new or recovered sequence waits at the tail of the queue."""
+        """A new or recovered sequence waits."""
         self.book.add(sequence)
         self.waiting.push(sequence)
 
     def send_back(self, sequence: Sequence) -> None:
-        """A running sequence loses slot and blocks and waits at the head, tokens kept."""
+        """A running sequence loses slot and blocks and waits, tokens kept."""
         self._vacate(sequence, None)
         self.requeue(sequence)
 
     def requeue(self, sequence: Sequence) -> None:
-        """A sequence whose slot and blocks are gone waits at the head, tokens kept."""
+        """A sequence whose slot and blocks are gone waits, tokens kept."""
         sequence.wait()
-        self.waiting.push_front(sequence)
+        self.waiting.push(sequence)
         self.book.touch(sequence)
 
     def restart_from(self, sequence: Sequence, output_token_ids: tuple[int, ...]) -> None:
-        """A live sequence waits at the head with another output."""
+        """A live sequence waits with another output."""
         held_len = sequence.held_len
         if sequence.status is SequenceStatus.RUNNING:
             self.send_back(sequence)
         self.waiting.remove(sequence)
         sequence.restart_from(output_token_ids, held_len)
-        self.waiting.push_front(sequence)
+        self.waiting.push(sequence)
         self.book.touch(sequence)
 
     def end(self, sequence: Sequence, finish: Finish, now_us: int) -> None:
@@ -64,8 +64,8 @@ class Lifecycle:
         self.suspects.clear((sequence,))
 
     def lose(self, replica: Replica) -> None:
-        """A worker is gone: its sequences wait at the head, and those in its line are anybody's."""
-        for sequence in reversed(replica.lose()):
+        """A worker is gone: its sequences wait, and those in its line are anybody's."""
+        for sequence in replica.lose():
             self.requeue(sequence)
         self.waiting.dissolve(replica.name)
 

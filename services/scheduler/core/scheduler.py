@@ -57,7 +57,7 @@ class Scheduler:
     def __init__(self, config: Config, epoch: Epoch) -> None:
         self._config = config
         self._epoch = epoch
-        self._lifecycle = Lifecycle()
+        self._lifecycle = Lifecycle(config.queue_order)
         self._book, self._waiting = self._lifecycle.book, self._lifecycle.waiting
         self._fleet = self._lifecycle.fleet
         self._batcher = Batcher(config, self._lifecycle)

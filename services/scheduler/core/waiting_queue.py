@@ -1,70 +1,82 @@
-"""The queue of waiting sequences: first come, first served; a preempted one goes back to the head."""
+"""The queue of waiting sequences, in one order (`queue_order`)."""
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from services.scheduler.core.lazy_heap import LazyHeap
+from services.scheduler.core.queue_order import Rank, waiting_rank
 from services.scheduler.core.sequence import Sequence
 
 
 @dataclass(slots=True)
 class _Place:
     sequence: Sequence
-    number: int  # lower comes first
+    rank: Rank  # lower comes first
     worker: str = ""  # in whose line; empty where anybody may take it
     num_blocks: int = 0  # that the worker keeps free for it
 
 
 class WaitingQueue:
-    """Sequences without blocks, in one order. Tokens of a queued sequence must not change.
+    """Sequences without blocks, in one order. Neither tokens nor rank of a queued sequence may change.
 
     Some of the foremost stand in the line of a worker: it takes them as soon as it puts its next batch together, and nobody else does.
     Nobody is skipped for lack of room: a head that fits nowhere yet holds up those behind it, so that it gets the blocks which running
-    sequences give up.
+    sequences give up. A running sequence is not sent away for one that waits, of whatever priority.
+
+    Looking at the head, adding, and taking out from anywhere cost O(log n).
     """
 
-    __slots__ = ("_first_number", "_last_number", "_lines", "_open", "_places", "num_tokens")
+    __slots__ = ("_by_age", "_lines", "_open", "_places", "_rank_of", "num_tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, order: str = "fcfs") -> None:
+        self._rank_of = waiting_rank(order)
         self._places: dict[bytes, _Place] = {}
-        self._open: OrderedDict[bytes, _Place] = OrderedDict()  # in nobody's line, by number
-        self._lines: dict[str, OrderedDict[bytes, _Place]] = {}
-        self._first_number = self._last_number = 0
+        self._open: LazyHeap[_Place] = LazyHeap()  # in nobody's line
+        self._lines: dict[str, LazyHeap[_Place]] = {}
+        self._by_age: LazyHeap[Sequence] = LazyHeap()
         self.num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __iter__(self) -> Iterator[Sequence]:
+        """All of them, in no order."""
         return (place.sequence for place in self._places.values())
 
     def __contains__(self, sequence: Sequence) -> bool:
         place = self._places.get(sequence.request_id)
         return place is not None and place.sequence is sequence
 
-    def push(self, sequence: Sequence) -> None:
-        """Queue a new sequence at the tail."""
-        self._last_number += 1
-        self._add(_Place(sequence, self._last_number))
+    @property
+    def oldest(self) -> Sequence | None:
+        """Who came first of all that wait, wherever it stands."""
+        return self._by_age.first()
 
-    def push_front(self, sequence: Sequence) -> None:
-        """Queue a sequence that ran already at the head."""
-        self._first_number -= 1
-        self._add(_Place(sequence, self._first_number))
-        self._open.move_to_end(sequence.request_id, last=False)
+    def push(self, sequence: Sequence) -> None:
+        """Queue a sequence at its place in the order."""
+        request_id = sequence.request_id
+        assert request_id not in self._places
+        place = self._places[request_id] = _Place(sequence, self._rank_of(sequence))
+        self._open.add(request_id, place.rank, place)
+        self._by_age.add(request_id, (sequence.arrived_us,), sequence)
+        self.num_tokens += sequence.ledger.num_tokens
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""
         place = self._places.pop(sequence.request_id)
-        (self._lines[place.worker] if place.worker else self._open).pop(sequence.request_id)
+        (self._lines[place.worker] if place.worker else self._open).take(sequence.request_id)
+        self._by_age.take(sequence.request_id)
         self.num_tokens -= sequence.ledger.num_tokens
 
     # -- lines
 
     def first_for(self, worker: str) -> Sequence | None:
         """The foremost sequence that a worker may take: in its line, or in nobody's."""
-        heads = [next(iter(line.values())) for line in (self._lines.get(worker), self._open) if line]
-        return min(heads, key=lambda place: place.number).sequence if heads else None
+        line = self._lines.get(worker)
+        foremost, other = self._open.first(), line.first() if line is not None else None
+        if foremost is None or (other is not None and other.rank < foremost.rank):
+            foremost = other
+        return foremost.sequence if foremost is not None else None
 
     def stands_in_line(self, sequence: Sequence) -> bool:
         """Whether a sequence stands in a worker's line."""
@@ -72,49 +84,34 @@ class WaitingQueue:
 
     def send(self, sequence: Sequence, worker: str, num_blocks: int) -> None:
         """Put a sequence into a worker's line, which is to keep `num_blocks` free for it."""
-        place = self._open.pop(sequence.request_id)
+        place = self._open.take(sequence.request_id)
         place.worker, place.num_blocks = worker, num_blocks
-        line = self._lines.setdefault(worker, OrderedDict())
-        goes_first = bool(line) and next(iter(line.values())).number > place.number
-        line[sequence.request_id] = place
-        if goes_first:
-            line.move_to_end(sequence.request_id, last=False)
+        self._lines.setdefault(worker, LazyHeap()).add(sequence.request_id, place.rank, place)
 
     def ahead_of(self, sequence: Sequence, worker: str) -> tuple[int, int]:
         """How many stand before a sequence in a worker's line, whether it does or not, and how many blocks are kept free for them."""
         line = self._lines.get(worker)
         if not line:
             return 0, 0
-        number = self._places[sequence.request_id].number
-        ahead = [place.num_blocks for place in line.values() if place.number < number]
+        rank = self._places[sequence.request_id].rank
+        ahead = [place.num_blocks for place in line if place.rank < rank]
         return len(ahead), sum(ahead)
 
     def dissolve(self, worker: str) -> None:
         """Nobody stands in this worker's line any more; everybody keeps his place in the order."""
-        line = self._lines.pop(worker, None)
-        if not line:
-            return
-        places = list(line.values())
-        last = max(place.number for place in places)
-        while self._open and next(iter(self._open.values())).number < last:
-            places.append(self._open.popitem(last=False)[1])
-        for place in sorted(places, key=lambda place: place.number, reverse=True):
+        for place in self._lines.pop(worker, ()):
             place.worker, place.num_blocks = "", 0
-            self._open[place.sequence.request_id] = place
-            self._open.move_to_end(place.sequence.request_id, last=False)
+            self._open.add(place.sequence.request_id, place.rank, place)
 
     def check_integrity(self) -> None:
         """Assert that lines, order and counts tell one story."""
-        numbers = [place.number for place in self._open.values()]
-        assert numbers == sorted(numbers), "the queue is out of order"
-        assert self._open.keys() == {key for key, place in self._places.items() if not place.worker}
-        for worker, line in self._lines.items():
-            assert all(self._places[key] is place and place.worker == worker for key, place in line.items())
-        assert len(self._open) + sum(map(len, self._lines.values())) == len(self._places)
+        heaps = {"": self._open, **self._lines}
+        for worker, heap in heaps.items():
+            heap.check_integrity()
+            assert all(self._places[place.sequence.request_id] is place and place.worker == worker for place in heap)
+        assert sum(map(len, heaps.values())) == len(self._places) == len(self._by_age)
+        self._by_age.check_integrity()
+        assert all(place.rank == self._rank_of(place.sequence) for place in self._places.values()), (
+            "a rank changed in the queue"
+        )
         assert self.num_tokens == sum(sequence.ledger.num_tokens for sequence in self)
-
-    def _add(self, place: _Place) -> None:
-        request_id = place.sequence.request_id
-        assert request_id not in self._places
-        self._places[request_id] = self._open[request_id] = place
-        self.num_tokens += place.sequence.ledger.num_tokens
