@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from kv_manager.block import Blocks
 from kv_manager.block_table import HeldTable
-from kv_manager.hash_chain import chain_digests, namespace_link
+from kv_manager.hash_chain import chain_digests, namespace_root
 from kv_manager.prefix_index import PrefixIndex
 from kv_manager.published_block import PublishedBlock
 from kv_manager.published_blocks import PublishedBlocks, Rows, entry_dtype
@@ -28,17 +28,17 @@ class EntriesByBlock:
         used = self._row_of[self._row_of >= 0]
         return self._entries if len(used) == len(self._entries) else self._entries.select(np.sort(used))
 
-    def digests_of(self, block_ids: npt.NDArray[np.integer], rows: npt.NDArray[np.int32]) -> list[int]:
-        """Digests of the first of these consecutive blocks, from a sequence's first block on: as far as each has an entry with the same
-        ids, int32 `[blocks, block_size]`, that continues the one before. Comparing costs a tenth of hashing. Only for sequences of
-        the entries' own namespace, which this does not see."""
+    def digests_of(self, block_ids: npt.NDArray[np.integer], rows: npt.NDArray[np.int32], root: int | None) -> list[int]:
+        """Digests of the first of these consecutive blocks, from the first one of a sequence on whose namespace has this root: as far as
+        each has an entry with the same ids, int32 `[blocks, block_size]`, that continues the one before. Comparing costs a tenth of
+        hashing."""
         picked = self._row_of[block_ids]
         found = self._entries.rows[picked[: _count(picked >= 0)]]
         if not len(found):
             return []
         agrees = (found["token_ids"] == rows[: len(found)]).all(axis=1)
         digests, has_parent = found["digest"], found["step_and_parent"] & 1
-        agrees[0] &= not has_parent[0]
+        agrees[0] &= not has_parent[0] and int(found["parent"][0]) == (0 if root is None else ~root)
         agrees[1:] &= (has_parent[1:] == 1) & (found["parent"][1:] == digests[:-1])
         known: list[int] = digests[: _count(agrees)].tolist()
         return known
@@ -55,18 +55,19 @@ def table_entries(
     """Entries of the full computed blocks of a table, published as of the step that last wrote each (indexed by block id).
 
     For tables that nobody adopts but whose KV is still there; the caller has cut `num_computed` before the first overwritten block.
+    `namespace` is the pool's.
     Digests that the table knows are not computed again; it learns the others.
     """
     num_full = held.num_computed // block_size
     ids = np.asarray(held.token_ids[: num_full * block_size], np.int32).reshape(num_full, block_size)
-    digests = held.table.digests
+    digests, root = held.table.digests, namespace_root(namespace + held.table.namespace)
     if len(digests) < num_full:
-        digests += chain_digests(ids[len(digests) :], digests[-1] if digests else namespace_link(namespace))
+        digests += chain_digests(ids[len(digests) :], digests[-1] if digests else root)
     block_ids = np.array(held.table.block_ids[:num_full], np.int64)
     rows: Rows = np.empty(num_full, entry_dtype(block_size))
     rows["block_id"] = block_ids
     rows["digest"] = np.array(digests[:num_full], np.uint64)
-    rows["parent"][:1] = 0
+    rows["parent"][:1] = 0 if root is None else ~root
     rows["parent"][1:] = rows["digest"][:-1]
     rows["step_and_parent"] = 2 * last_write_steps[block_ids] + 1
     rows["step_and_parent"][:1] -= 1
@@ -109,5 +110,7 @@ def eviction_order(levels: list[list[PublishedBlock]]) -> list[int]:
 
 
 def _restore(index: PrefixIndex, entry: PublishedBlock) -> bool:
-    row = np.array([entry.token_ids], np.int32)
-    return index.insert(entry.parent, [entry.block_id], [entry.digest], row, entry.published_step) == 1
+    row, parent = np.array([entry.token_ids], np.int32), entry.parent
+    if parent is None and entry.namespace is not None:
+        parent = ~entry.namespace
+    return index.insert(parent, [entry.block_id], [entry.digest], row, entry.published_step) == 1

@@ -12,9 +12,10 @@ class Blocks:
     """Columns of `num_blocks` blocks of `block_size` tokens; row b is block b.
 
     - `ref_counts[b]`: tables that hold the block; 0 means it is in the free list. Written by the block manager.
-    - `digests[b]`: link of the hash chain, None while unpublished. `parents[b]`: the link of the block before it, None for
-      the first block of a sequence. `token_ids[b]` int32 `[block_size]`. `published_steps[b]`: worker step whose output
-      completed the block. Written by the prefix index; the last three mean something only while the block is published.
+    - `digests[b]`: link of the hash chain, None while unpublished. `parents[b]`: the digest of the block before it, for the first
+      block of a sequence the root of its namespace (negative, or None). `token_ids[b]` int32 `[block_size]`. `published_steps[b]`:
+      worker step whose output completed the block. Written by the prefix index; the last three mean something only while the
+      block is published.
 
     Columns instead of an object per block keep a pool of a million blocks out of the garbage collector's way.
     """
@@ -37,7 +38,9 @@ class Blocks:
         digests, parents, steps = self.digests, self.parents, self.published_steps
         rows["block_id"] = block_ids
         rows["digest"] = np.array([digests[block_id] for block_id in block_ids], np.uint64)
-        rows["parent"] = np.array([parents[block_id] or 0 for block_id in block_ids], np.uint64)
-        rows["step_and_parent"] = [2 * steps[block_id] + (parents[block_id] is not None) for block_id in block_ids]
+        before = [parents[block_id] for block_id in block_ids]
+        rows["parent"] = np.array([0 if link is None else max(link, ~link) for link in before], np.uint64)
+        has_parent = [link is not None and link >= 0 for link in before]
+        rows["step_and_parent"] = [2 * steps[b] + has for b, has in zip(block_ids, has_parent, strict=True)]
         rows["token_ids"] = self.token_ids[np.array(block_ids, np.int64)]
         return PublishedBlocks(rows)

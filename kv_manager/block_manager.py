@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from kv_manager.block import Blocks
 from kv_manager.block_table import BlockTable, HeldTable
+from kv_manager.block_tenants import BlockTenants
 from kv_manager.free_list import FreeList
 from kv_manager.hash_chain import TokenIds
 from kv_manager.host_pool import HostPool, HostPoolExhausted
@@ -46,8 +47,10 @@ class BlockManager:
 
     Every block is in the free list (reference count 0) or in as many tables as its reference count. A block is published in the
     prefix index when its KV is computed and its tokens committed, and stays so, held or free, until it is handed out again.
-    `namespace` separates chains whose KV must never be shared (weights, KV format, ...). Of `num_host_blocks` host blocks each is
-    free or in the one table that is swapped out to it.
+    `namespace` separates chains whose KV must never be shared (weights, KV format, ...); a table's own does so within the pool. Of
+    `num_host_blocks` host blocks each is free or in the one table that is swapped out to it.
+
+    `secure_zero`: a block whose last holder was of another namespace, or is unknown, is named to be zeroed when it is handed out.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class BlockManager:
         namespace: bytes = b"",
         enable_prefix_caching: bool = True,
         num_host_blocks: int = 0,
+        secure_zero: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -66,6 +70,7 @@ class BlockManager:
         self._host = HostPool(num_host_blocks)
         self._cache = PrefixCache(self._blocks, namespace, enable_prefix_caching)
         self._pool_version = 0
+        self._tenants = BlockTenants(num_blocks) if secure_zero else None
 
     @property
     def enable_prefix_caching(self) -> bool:
@@ -126,7 +131,7 @@ class BlockManager:
         needed = self.blocks_spanned(num_tokens) - len(table.block_ids)
         if needed <= 0:
             return []
-        fresh = self._take(needed)
+        fresh = self._take(needed, table)
         if not isinstance(fresh, PoolExhausted):
             table.block_ids += fresh
         return fresh
@@ -143,12 +148,13 @@ class BlockManager:
         (A full block that could not be published is copied as well: which of its holders publishes it could not be told.)
         """
         assert not child.block_ids and not child.host_block_ids, "the child holds blocks already"
+        assert child.namespace == parent.namespace, "a child is of its parent's namespace"
         assert num_computed <= len(parent.block_ids) * self.block_size, "the parent's table does not cover what is shared"
         assert num_tokens > num_computed, "a sequence needs a position to compute"
         num_shared = num_computed // self.block_size
         if self.enable_prefix_caching:
             num_shared = min(num_shared, parent.num_published)
-        fresh = self._take(self.blocks_spanned(num_tokens) - num_shared)
+        fresh = self._take(self.blocks_spanned(num_tokens) - num_shared, child)
         if isinstance(fresh, PoolExhausted):
             return fresh
         ref_counts, shared = self._blocks.ref_counts, parent.block_ids[:num_shared]
@@ -157,7 +163,7 @@ class BlockManager:
         child.block_ids = shared + fresh
         child.num_published = min(num_shared, parent.num_published)
         child.digests = max(child.digests, parent.digests[: num_computed // self.block_size], key=len)
-        return list(zip(parent.block_ids[num_shared : self.blocks_spanned(num_computed)], fresh, strict=False))
+        return self._copied(zip(parent.block_ids[num_shared : self.blocks_spanned(num_computed)], fresh, strict=False))
 
     def copy_on_write(self, table: BlockTable, position: int) -> BlockPairs | PoolExhausted:
         """Make a table the only holder of its blocks from that of `position` on, so that it may write there other tokens than before.
@@ -169,14 +175,14 @@ class BlockManager:
         """
         first = position // self.block_size
         replaced = [i for i in range(first, len(table.block_ids)) if self._is_shared_or_published(table.block_ids[i])]
-        fresh = self._take(len(replaced))
+        fresh = self._take(len(replaced), table)
         if isinstance(fresh, PoolExhausted):
             return fresh
         block_ids = table.block_ids.copy()
         for index, block_id in zip(replaced, fresh, strict=True):
             block_ids[index] = block_id
         is_copied = position % self.block_size and first in replaced
-        pairs = [(table.block_ids[first], block_ids[first])] if is_copied else []
+        pairs = self._copied([(table.block_ids[first], block_ids[first])] if is_copied else [])
         self._release([table.block_ids[index] for index in replaced])
         table.block_ids = block_ids
         table.num_published = min(table.num_published, first)
@@ -222,12 +228,16 @@ class BlockManager:
         host_block_ids, table.host_block_ids = table.host_block_ids, ()
         self._host.release_read(host_block_ids)
         num_hit = len(match.block_ids)
-        return list(zip(host_block_ids[num_hit:], table.block_ids[num_hit:], strict=False))
+        return self._copied(zip(host_block_ids[num_hit:], table.block_ids[num_hit:], strict=False))
 
-    def seal_batch(self) -> None:
-        """The batch being put together is complete: host blocks that its swap ins read are free from now on. Called once for each batch
-        issued, after everything that the batch moves has been decided."""
+    def seal_batch(self) -> list[int]:
+        """The batch being put together is complete: host blocks that its swap ins read are free from now on. Returns the blocks for its
+        `zero_blocks`, in the order in which they were handed out: none without `secure_zero`, and none that the batch copies whole.
+
+        Called once for each batch issued, after everything that gets or moves blocks in it has been decided.
+        """
         self._host.seal()
+        return self._tenants.take_foreign() if self._tenants is not None else []
 
     def publish(self, table: BlockTable, token_ids: TokenIds, num_tokens: int, step: int) -> None:
         """Publish the table's full blocks below position `num_tokens` that are not published yet.
@@ -272,6 +282,9 @@ class BlockManager:
         self._host.refill({block_id for item in held for block_id in item.table.host_block_ids})
         in_pool = [item for item in held if not item.table.host_block_ids]
         told, cached = self._cache.adopt(in_pool, published, step)
+        if self._tenants is not None:
+            for item in held:
+                self._tenants.settle(item.table)
         uncached = zip(blocks.ref_counts, blocks.digests, strict=True)
         self._free.refill([b for b, (count, digest) in enumerate(uncached) if not count and digest is None], cached)
         return told
@@ -290,14 +303,14 @@ class BlockManager:
         ref_counts = self._blocks.ref_counts
         for block_id in match.block_ids:
             ref_counts[block_id] += 1
-        fresh = self._take(self.blocks_spanned(num_tokens) - len(match.block_ids))
+        fresh = self._take(self.blocks_spanned(num_tokens) - len(match.block_ids), table)
         assert not isinstance(fresh, PoolExhausted), "counted as free"
         table.block_ids = match.block_ids + fresh
         table.num_published = len(match.block_ids)
         return fresh
 
-    def _take(self, count: int) -> list[int] | PoolExhausted:
-        """Hand out `count` free blocks with one reference each; their cached content is forgotten now. All or nothing."""
+    def _take(self, count: int, table: BlockTable) -> list[int] | PoolExhausted:
+        """Hand out `count` free blocks for `table` with one reference each; their cached content is forgotten now. All or nothing."""
         if count > len(self._free):
             return PoolExhausted(count, len(self._free))
         self._pool_version += 1
@@ -307,7 +320,16 @@ class BlockManager:
             ref_counts[block_id] = 1
             if digests[block_id] is not None:
                 self._cache.forget(block_id)
+        if self._tenants is not None:
+            self._tenants.hand_over(block_ids, table.namespace)
         return block_ids
+
+    def _copied(self, pairs: Iterable[tuple[int, int]]) -> BlockPairs:
+        """These pairs; their targets need no zeroing."""
+        listed = list(pairs)
+        if self._tenants is not None:
+            self._tenants.overwritten([target for _, target in listed])
+        return listed
 
     def _release(self, block_ids: Sequence[int]) -> None:
         """Take back one reference of each of these blocks of one table, the last first."""

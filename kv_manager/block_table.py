@@ -13,12 +13,16 @@ class BlockTable:
     because committed tokens are only ever appended to. A sequence that restarts from other tokens takes a new table.
     The first `num_published` blocks are in the prefix index. While a sequence is swapped out, `host_block_ids` are the host blocks
     with its KV, in order of position, and `block_ids` is empty.
+
+    `namespace` is who may share the sequence's KV beside what the pool demands (an adapter and its version, a tenant's salt): bytes of
+    `join_namespace`, empty where anybody may. It is set before the first use and never changes.
     """
 
     block_ids: list[int] = field(default_factory=list)
     digests: list[int] = field(default_factory=list)
     num_published: int = 0
     host_block_ids: tuple[int, ...] = ()
+    namespace: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

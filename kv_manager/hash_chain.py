@@ -41,14 +41,21 @@ def namespace_link(namespace: bytes) -> int | None:
     return xxh64_intdigest(NAMESPACE_TAG + len(namespace).to_bytes(8, "little") + namespace)
 
 
+def namespace_root(namespace: bytes) -> int | None:
+    """What stands in the place of a parent before the first block of a sequence: the namespace's link with all bits turned, negative
+    so that it is never a block's digest; None for the empty namespace."""
+    link = namespace_link(namespace)
+    return None if link is None else ~link
+
+
 def chain_digests(blocks: npt.NDArray[np.int32], parent: int | None = None) -> list[int]:
     """Digests of consecutive full blocks of token ids, int32 `[blocks, block_size]`.
 
-    `parent` is the link before the first of these blocks: the previous block's digest, else `namespace_link`.
+    `parent` is what is before the first of these blocks: the previous block's digest, else `namespace_root`.
     """
     data = blocks.astype("<i8").tobytes()
     width = blocks.shape[1] * _TOKEN_BYTES
-    link = b"" if parent is None else parent.to_bytes(_DIGEST_BYTES, "little")
+    link = b"" if parent is None else max(parent, ~parent).to_bytes(_DIGEST_BYTES, "little")
     digests = []
     for start in range(0, len(data), width):
         digest = xxh64_intdigest(link + data[start : start + width])

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from kv_manager.adoption import EntriesByBlock, eviction_order, restore_entries
 from kv_manager.block import Blocks
 from kv_manager.block_table import BlockTable, HeldTable
-from kv_manager.hash_chain import TokenIds, chain_digests, namespace_link
+from kv_manager.hash_chain import TokenIds, chain_digests, namespace_root
 from kv_manager.prefix_index import HashPrefixIndex, PrefixIndex
 from kv_manager.published_block import PublishedBlock
 from kv_manager.published_blocks import PublishedBlocks
@@ -29,13 +29,13 @@ class PrefixCache:
     It writes the content columns of `blocks`, through the index.
     """
 
-    __slots__ = ("_blocks", "_changed", "_index", "_namespace_link", "is_enabled")
+    __slots__ = ("_blocks", "_changed", "_index", "_namespace", "_root", "is_enabled")
 
     def __init__(self, blocks: Blocks, namespace: bytes, is_enabled: bool) -> None:
         self.is_enabled = is_enabled
         self._blocks = blocks
         self._index: PrefixIndex = HashPrefixIndex(blocks)
-        self._namespace_link = namespace_link(namespace)
+        self._namespace, self._root = namespace, namespace_root(namespace)
         self._changed: set[int] = set()
 
     def longest_match(self, table: BlockTable, token_ids: TokenIds) -> list[int]:
@@ -47,7 +47,7 @@ class PrefixCache:
         num_full = num_tokens // block_size
         rows = self._rows(token_ids, 0, num_full)
         self._extend_chain(table, rows[len(table.digests) :])
-        return self._index.longest_match(table.digests[:usable], rows[:usable])
+        return self._index.longest_match(table.digests[:usable], rows[:usable], self._root_of(table))
 
     def likely_match_len(self, table: BlockTable, token_ids: TokenIds) -> int:
         """How many blocks `longest_match` would find unless digests collide. Fills `table.digests`."""
@@ -68,7 +68,7 @@ class PrefixCache:
         rows = self._rows(token_ids, first, stop)
         self._extend_chain(table, rows[len(table.digests) - first :])
         block_ids = table.block_ids[first:stop]
-        parent = table.digests[first - 1] if first else None
+        parent = table.digests[first - 1] if first else self._root_of(table)
         count = self._index.insert(parent, block_ids, table.digests[first:stop], rows, step)
         self._changed.update(block_ids[num_journalled:count])
         table.num_published += count
@@ -120,7 +120,9 @@ class PrefixCache:
         num_full = held.num_computed // self._blocks.block_size
         block_ids = np.array(held.table.block_ids[:num_full], np.int64)
         if self.is_enabled and num_full and not held.table.digests:
-            held.table.digests = recorded.digests_of(block_ids, self._rows(held.token_ids, 0, num_full))
+            held.table.digests = recorded.digests_of(
+                block_ids, self._rows(held.token_ids, 0, num_full), self._root_of(held.table)
+            )
             num_recalled = len(held.table.digests)
         else:
             num_recalled = 0
@@ -151,7 +153,11 @@ class PrefixCache:
     def _extend_chain(self, table: BlockTable, rows: npt.NDArray[np.int32]) -> None:
         """Hash the blocks that follow those the table has digests of, int32 `[blocks, block_size]`."""
         if len(rows):
-            table.digests += chain_digests(rows, table.digests[-1] if table.digests else self._namespace_link)
+            table.digests += chain_digests(rows, table.digests[-1] if table.digests else self._root_of(table))
+
+    def _root_of(self, table: BlockTable) -> int | None:
+        """What is before the table's first block: the pool's namespace, with the table's own folded in."""
+        return namespace_root(self._namespace + table.namespace) if table.namespace else self._root
 
     def _rows(self, token_ids: TokenIds, first: int, stop: int) -> npt.NDArray[np.int32]:
         """Token ids of the sequence's blocks `[first, stop)`, int32 `[stop - first, block_size]`."""

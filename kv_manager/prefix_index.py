@@ -24,10 +24,11 @@ class PrefixIndex(Protocol):
     continue it: tables are freed tail first, and the least recently released block is handed out first.
     """
 
-    def longest_match(self, digests: Sequence[int], token_ids: npt.NDArray[np.int32]) -> list[int]:
+    def longest_match(self, digests: Sequence[int], token_ids: npt.NDArray[np.int32], root: int | None = None) -> list[int]:
         """Block ids of the longest published prefix, one per block; compares content, not only digests.
 
-        `digests` are the chain over `token_ids` int32 `[blocks, block_size]` from the sequence's first block on.
+        `digests` are the chain over `token_ids` int32 `[blocks, block_size]` from the first block on of a sequence of the namespace
+        with this root.
         """
 
     def likely_match_len(self, digests: Sequence[int]) -> int:
@@ -38,8 +39,9 @@ class PrefixIndex(Protocol):
     ) -> int:
         """Publish one or more consecutive full blocks, int32 `[blocks, block_size]`, as completed in worker step `step`.
 
-        They continue `parent`, which is published; None starts a sequence. Several blocks may hold the same content. Returns how many
-        are published now: it stops at the first whose digest stands for other content. Blocks published before stay as they are.
+        They continue `parent`, which is published; the root of a namespace (negative, or None) starts a sequence. Several blocks may hold
+        the same content. Returns how many are published now: it stops at the first whose digest stands for other content. Blocks
+        published before stay as they are.
         """
 
     def remove(self, block_id: int) -> None:
@@ -62,11 +64,11 @@ class HashPrefixIndex:
         self._first: dict[int, int] = {}
         self._others: dict[int, dict[int, None]] = {}
 
-    def longest_match(self, digests: Sequence[int], token_ids: npt.NDArray[np.int32]) -> list[int]:
+    def longest_match(self, digests: Sequence[int], token_ids: npt.NDArray[np.int32], root: int | None = None) -> list[int]:
         """See `PrefixIndex`."""
         find, parents = self._first.get, self._blocks.parents
         block_ids: list[int] = []
-        parent: int | None = None
+        parent = root
         for digest in digests:
             block_id = find(digest)
             if block_id is None or parents[block_id] != parent:
@@ -172,4 +174,4 @@ class HashPrefixIndex:
         assert indexed == published, f"index and columns differ: {indexed.items() ^ published.items()}"
         for block_id in published:
             parent = blocks.parents[block_id]
-            assert parent is None or parent in self._first, f"block {block_id} outlived its prefix"
+            assert parent is None or parent < 0 or parent in self._first, f"block {block_id} outlived its prefix"

@@ -9,7 +9,8 @@ class PublishedBlock:
 
     `digest` is its link of the hash chain (unsigned 64 bit), `parent` the link before it (None for the first block),
     `token_ids` the block's own ids (length = block size). `published_step` is the worker step whose output completed it:
-    the entry holds as long as nothing wrote the block in a later step.
+    the entry holds as long as nothing wrote the block in a later step. `namespace` is the link of the namespace that the first block
+    of a sequence belongs to; None for the empty one, and for every other block, which has its parent's.
     """
 
     block_id: int
@@ -17,3 +18,4 @@ class PublishedBlock:
     parent: int | None
     token_ids: tuple[int, ...]
     published_step: int
+    namespace: int | None = None

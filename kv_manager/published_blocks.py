@@ -16,7 +16,8 @@ Rows = npt.NDArray[np.void]
 def entry_dtype(block_size: int) -> np.dtype[np.void]:
     """One row: an entry of a block of `block_size` tokens, little-endian and packed.
 
-    `step_and_parent` is twice the published step, plus 1 where there is a parent; `parent` is 0 where there is none.
+    `step_and_parent` is twice the published step, plus 1 where there is a parent; `parent` is that of the namespace where there is
+    none, 0 in the empty one.
     """
     return np.dtype(
         [
@@ -59,7 +60,7 @@ class PublishedBlocks(Sequence[PublishedBlock]):
         rows: Rows = np.empty(len(listed), entry_dtype(len(listed[0].token_ids) if listed else 0))
         rows["block_id"] = [entry.block_id for entry in listed]
         rows["digest"] = np.array([entry.digest for entry in listed], np.uint64)
-        rows["parent"] = np.array([entry.parent or 0 for entry in listed], np.uint64)
+        rows["parent"] = np.array([entry.parent or entry.namespace or 0 for entry in listed], np.uint64)
         rows["step_and_parent"] = [2 * entry.published_step + (entry.parent is not None) for entry in listed]
         rows["token_ids"] = [entry.token_ids for entry in listed] if listed else 0
         return cls(rows)
@@ -115,7 +116,10 @@ class PublishedBlocks(Sequence[PublishedBlock]):
         columns = (rows[name].tolist() for name in ("block_id", "digest", "parent", "step_and_parent", "token_ids"))
         for block_id, digest, parent, step_and_parent, token_ids in zip(*columns, strict=True):
             step, has_parent = divmod(step_and_parent, 2)
-            yield PublishedBlock(block_id, digest, parent if has_parent else None, tuple(token_ids), step)
+            if has_parent:
+                yield PublishedBlock(block_id, digest, parent, tuple(token_ids), step)
+            else:
+                yield PublishedBlock(block_id, digest, None, tuple(token_ids), step, parent or None)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):

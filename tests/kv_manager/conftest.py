@@ -30,10 +30,10 @@ class Serving:
         self.manager.check_integrity([sequence.table for sequence in self.running])
 
     def admit(
-        self, token_ids: list[int], num_tokens: int | None = None, resumed: Running | None = None
+        self, token_ids: list[int], num_tokens: int | None = None, resumed: Running | None = None, namespace: bytes = b""
     ) -> Running | PoolExhausted:
         """Allocate for the tokens alone, or for `num_tokens`."""
-        table = resumed.table if resumed else BlockTable()
+        table = resumed.table if resumed else BlockTable(namespace=namespace)
         match = self.manager.match(table, token_ids)
         outcome = self.manager.allocate(table, match, num_tokens or len(token_ids), resumed=resumed is not None)
         if isinstance(outcome, PoolExhausted):
@@ -44,9 +44,9 @@ class Serving:
         self.check()
         return sequence
 
-    def track(self, token_ids: list[int]) -> Running:
+    def track(self, token_ids: list[int], namespace: bytes = b"") -> Running:
         """A sequence with an empty table, which the test fills."""
-        sequence = Running(list(token_ids), BlockTable(), 0)
+        sequence = Running(list(token_ids), BlockTable(namespace=namespace), 0)
         self.running.append(sequence)
         return sequence
 
@@ -61,9 +61,9 @@ class Serving:
         self.manager.free(sequence.table)
         self.check()
 
-    def run(self, token_ids: list[int]) -> Running:
+    def run(self, token_ids: list[int], namespace: bytes = b"") -> Running:
         """Admit, compute and finish."""
-        sequence = self.admit(token_ids)
+        sequence = self.admit(token_ids, namespace=namespace)
         assert isinstance(sequence, Running), sequence
         self.compute(sequence)
         self.free(sequence)

@@ -56,7 +56,7 @@ def table(num_blocks: int = 4) -> tuple[HeldTable, PublishedBlocks]:
 def test_a_chain_that_entries_know_is_not_hashed() -> None:
     held, entries = table()
     rows = np.arange(4 * B, dtype=np.int32).reshape(4, B)
-    assert EntriesByBlock(entries, 8).digests_of(np.array(held.table.block_ids), rows) == chain_digests(rows)
+    assert EntriesByBlock(entries, 8).digests_of(np.array(held.table.block_ids), rows, None) == chain_digests(rows)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_an_entry_that_says_otherwise_ends_what_is_known(change: dict[str, objec
     rows = np.arange(4 * B, dtype=np.int32).reshape(4, B)
     listed = list(entries)
     listed[2] = replace(listed[2], **change)  # type: ignore[arg-type]
-    known = EntriesByBlock(PublishedBlocks.of(listed), 8).digests_of(np.array(held.table.block_ids), rows)
+    known = EntriesByBlock(PublishedBlocks.of(listed), 8).digests_of(np.array(held.table.block_ids), rows, None)
     assert known == chain_digests(rows)[:2]
 
 
@@ -77,7 +77,7 @@ def test_a_first_block_with_a_prefix_is_not_known() -> None:
     held, entries = table()
     listed = [replace(entries[0], parent=9), *entries[1:]]
     rows = np.arange(4 * B, dtype=np.int32).reshape(4, B)
-    assert EntriesByBlock(PublishedBlocks.of(listed), 8).digests_of(np.array(held.table.block_ids), rows) == []
+    assert EntriesByBlock(PublishedBlocks.of(listed), 8).digests_of(np.array(held.table.block_ids), rows, None) == []
 
 
 def test_of_two_entries_for_a_block_the_later_counts() -> None:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from kv_manager.adoption import EntriesByBlock, table_entries
 from kv_manager.block_table import BlockTable, HeldTable
-from kv_manager.hash_chain import join_namespace
+from kv_manager.hash_chain import join_namespace, namespace_root
 from kv_manager.published_block import PublishedBlock
 from kv_manager.published_blocks import NO_BLOCKS, PublishedBlocks
 from tessera.values.model import WorkerDescription
@@ -64,6 +64,7 @@ def _untold(
     if not fresh.any():
         return NO_BLOCKS
     rows = slot.token_ids[: num_full * block_size].reshape(num_full, block_size)
-    table = BlockTable(slot.block_table.tolist(), digests=by_block.digests_of(block_ids, rows))
+    namespace = kv_namespace(report.description)
+    table = BlockTable(slot.block_table.tolist(), digests=by_block.digests_of(block_ids, rows, namespace_root(namespace)))
     held = HeldTable(table, slot.token_ids, num_computed)
-    return table_entries(held, block_size, kv_namespace(report.description), report.last_write_step).select(fresh)
+    return table_entries(held, block_size, namespace, report.last_write_step).select(fresh)

@@ -252,9 +252,10 @@ def test_full_computed_blocks_of_every_slot_are_published_again() -> None:
     blocks = published(recovered)
     assert set(blocks) == {0, 1, 4}
     first, second = digests(*PROMPT, 10, 11, 12)
-    assert blocks[0] == PublishedBlock(0, first, None, PROMPT[:4], 3)
+    namespace = namespace_link(kv_namespace(DESCRIPTION))
+    assert blocks[0] == PublishedBlock(0, first, None, PROMPT[:4], 3, namespace)
     assert blocks[1] == PublishedBlock(1, second, first, (PROMPT[4], 10, 11, 12), 4)
-    assert blocks[4] == PublishedBlock(4, first, None, PROMPT[:4], 6)
+    assert blocks[4] == PublishedBlock(4, first, None, PROMPT[:4], 6, namespace)
 
 
 def test_a_dropped_slot_publishes_what_nothing_wrote_since_its_drop() -> None:
