@@ -94,8 +94,12 @@ chaos: setup ## Kill, freeze and cut off every process under load; nothing may b
 	@$(BIN)/python -m tests.chaos.run $(if $(QUICK),--quick) $(ARGS)
 
 .PHONY: bench
-bench: setup ## Run the benchmarks (each ends with a JSON line)
+bench: setup bench-control ## Run the benchmarks (each ends with a JSON line)
 	@for file in tests/benchmarks/*.py; do $(BIN)/python $$file $(ARGS) || exit 1; done
+
+.PHONY: bench-control
+bench-control: setup ## Measure what the scheduler costs, against its budgets and other schedulers (under a minute; ARGS=--help)
+	@$(BIN)/python -m tests.benchmarks.control.run $(ARGS)
 
 .PHONY: clean
 clean: ## Delete what running and testing left in this folder (VENV and data/ stay)
