@@ -122,6 +122,7 @@ def finish_to_proto(prompt_len: int, last: Delta) -> inference_pb2.Finish:
             ttft_us=timings.ttft_us,
             tpot_us=_tpot_us(finish, timings),
             total_us=timings.total_us,
+            num_preemptions=timings.num_preemptions,
         ),
         message=finish.message,
     )

@@ -302,6 +302,7 @@ def fill_frame(message: session_pb2.Frame, outputs: Sequence[RequestOutput]) -> 
                 queue_us=timings.queue_us,
                 ttft_us=timings.ttft_us,
                 total_us=timings.total_us,
+                num_preemptions=timings.num_preemptions,
             )
 
 
@@ -333,7 +334,7 @@ def _ended(output: RequestOutput, end: session_pb2.RequestEnd) -> RequestOutput:
         output.token_ids,
         num_cached_tokens=end.num_cached_tokens,
         finish=finish_from_proto(end.finish),
-        timings=RequestTimings(end.queue_us, end.ttft_us, end.total_us),
+        timings=RequestTimings(end.queue_us, end.ttft_us, end.total_us, end.num_preemptions),
     )
 
 

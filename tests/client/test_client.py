@@ -20,9 +20,9 @@ FINISH_MESSAGE = pb.Finish(
     reason=pb.FINISH_REASON_STOP,
     stop_string="END",
     usage=pb.Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=1),
-    timings=pb.Timings(queue_us=1, ttft_us=2, tpot_us=3, total_us=4),
+    timings=pb.Timings(queue_us=1, ttft_us=2, tpot_us=3, total_us=4, num_preemptions=5),
 )
-FINISH = Finish(FinishReason.STOP, None, "END", Usage(3, 2, 1), Timings(1, 2, 3, 4), "")
+FINISH = Finish(FinishReason.STOP, None, "END", Usage(3, 2, 1), Timings(1, 2, 3, 4, 5), "")
 MODEL_MESSAGE = pb.Model(name="m", architecture="A", vocab_size=9, max_model_len=8, eos_token_ids=[2], max_request_len=7)
 MODEL = Model("m", "A", 9, 8, (2,), None, 7)
 

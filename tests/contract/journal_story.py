@@ -114,8 +114,9 @@ class Story:
     def end(self) -> list[Changes]:
         """Everything live ends, and is forgotten."""
         for live in self.requests.values():
-            live.finish = live.finish or Finish(FinishReason.ABORTED, len(live.output))
-            live.status, live.worker, live.table, live.told_blocks = SequenceStatus.FINISHED, "", [], 0
+            if live.finish is None:
+                live.finish, live.status = Finish(FinishReason.ABORTED, len(live.output)), SequenceStatus.ABORTED
+            live.worker, live.table, live.told_blocks = "", [], 0
         ended = Changes(tuple(self._delta(request_id, False) for request_id in self.requests))
         forgotten = Changes(forgotten=tuple(self.requests))
         self.requests.clear()
@@ -133,7 +134,7 @@ class Story:
     def _change(self, live: _Live) -> bool:
         if live.finish is not None:
             return False
-        kind = self.rng.choice(("run", "run", "wait", "finish", "subscriber", "restart"))
+        kind = self.rng.choice(("run", "run", "wait", "swap", "finish", "subscriber", "restart"))
         if kind == "subscriber":
             live.subscriber += 1
         elif kind == "run" and live.status is SequenceStatus.WAITING:
@@ -141,6 +142,10 @@ class Story:
             live.table = [self.rng.randrange(100) for _ in range((5 + len(live.output)) // BLOCK_SIZE + 1)]
         elif kind == "wait" and live.status is SequenceStatus.RUNNING:
             live.status, live.worker, live.table, live.told_blocks = SequenceStatus.WAITING, "", [], 0
+        elif kind == "swap" and live.status is SequenceStatus.RUNNING:
+            live.status, live.table, live.told_blocks = SequenceStatus.SWAPPED, [], 0
+        elif kind == "run" and live.status is SequenceStatus.SWAPPED:
+            live.status, live.table = SequenceStatus.RUNNING, [self.rng.randrange(100)]
         elif kind == "finish" and live.status is SequenceStatus.RUNNING and self.rng.random() < 0.5:
             live.finish = Finish(FinishReason.EOS, len(live.output), stop_token_id=2)
             live.status, live.worker, live.table, live.told_blocks = SequenceStatus.FINISHED, "", [], 0
@@ -166,7 +171,7 @@ class Story:
             block_ids=tuple(live.table[table_offset:]),
             num_cached_tokens=live.attempt,
             finish=live.finish,
-            timings=RequestTimings(1, 2, 3) if live.finish else RequestTimings(),
+            timings=RequestTimings(1, 2, 3, 4) if live.finish else RequestTimings(),
             submission=submission(request_id) if is_new else None,
             arrival=live.arrival if is_new else None,
         )

@@ -27,7 +27,7 @@ def finish_from_proto(message: pb.Finish) -> Finish:
         stop_token_id=message.stop_token_id if matched == "stop_token_id" else None,
         stop_string=message.stop_string if matched == "stop_string" else None,
         usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
-        timings=Timings(timings.queue_us, timings.ttft_us, timings.tpot_us, timings.total_us),
+        timings=Timings(timings.queue_us, timings.ttft_us, timings.tpot_us, timings.total_us, timings.num_preemptions),
         message=message.message,
     )
 

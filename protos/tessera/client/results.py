@@ -25,12 +25,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Microseconds on the scheduler's clock: arrival to first scheduling, to first token, per token after it, to the end."""
+    """Microseconds on the scheduler's clock: arrival to first scheduling, to first token, per token after it, to the end.
+
+    `num_preemptions`: how often the request had to make room for others in between.
+    """
 
     queue_us: int
     ttft_us: int
     tpot_us: int
     total_us: int
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

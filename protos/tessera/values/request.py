@@ -46,11 +46,16 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimings:
-    """Durations in microseconds on the scheduler's clock; 0 where the phase was not reached."""
+    """Durations in microseconds on the scheduler's clock, 0 where the phase was not reached, and what stretched them.
+
+    From arrival: `queue_us` to the first admission, `ttft_us` to the first output token, `total_us` to the end. So the first prefill takes
+    `ttft_us - queue_us`, and a token after the first one on average `(total_us - ttft_us) / (output_len - 1)` (TPOT).
+    """
 
     queue_us: int = 0
     ttft_us: int = 0
     total_us: int = 0
+    num_preemptions: int = 0  # how often it lost its KV, or was swapped out, so that others could go on
 
 
 @dataclass(frozen=True, slots=True)

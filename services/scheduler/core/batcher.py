@@ -143,6 +143,7 @@ class Batcher:
             # Nobody who is in this step's batch: it would have to leave it again. The sequence itself is not in it yet.
             victim = next(other for other in reversed(replica.running.values()) if other not in plan)
             self._lifecycle.send_back(victim)
+            victim.note_preemption()
             self.num_preemptions += 1
             if victim is sequence:
                 return None

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from services.scheduler.core.changes import decode_columns, is_steady, request_delta
 from services.scheduler.core.record import DecodeColumns, RequestDelta
 from services.scheduler.core.sequence import Sequence
-from services.scheduler.core.sequence_status import SequenceStatus
 
 
 class RequestBook:
@@ -58,7 +57,7 @@ class RequestBook:
         assert sequence.request_id not in self._sequences
         self._sequences[sequence.request_id] = sequence
         self.touch(sequence)
-        assert sequence.status is not SequenceStatus.FINISHED, "a recovered end is added live, and then ends"
+        assert not sequence.status.has_ended, "a recovered end is added live, and then ends"
         if sequence.submission.client_request_id:
             self._by_client_id[_name(sequence)] = sequence
 
@@ -117,7 +116,7 @@ class RequestBook:
     def check_integrity(self) -> None:
         """Assert that the indexes agree with the requests."""
         for request_id, sequence in self._sequences.items():
-            is_finished = sequence.status is SequenceStatus.FINISHED
+            is_finished = sequence.status.has_ended
             assert request_id == sequence.request_id
             assert is_finished == (sequence.finish is not None) == (request_id in self._finished)
             held = self._by_client_id.get(_name(sequence))

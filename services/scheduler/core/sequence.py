@@ -13,7 +13,7 @@ from services.scheduler.core.record import Arrival
 from services.scheduler.core.sequence_status import ALLOWED_TRANSITIONS, SequenceStatus, SequenceType
 from services.scheduler.core.stop_rules import StopRules
 from tessera.values.batch import SlotEntry
-from tessera.values.finish import Finish
+from tessera.values.finish import Finish, FinishReason
 from tessera.values.report import SlotReport
 from tessera.values.request import RequestTimings, Submission
 
@@ -106,7 +106,7 @@ class Sequence:
 
     def end(self, finish: Finish, now_us: int) -> None:
         """Take the terminal mark; tokens beyond it are cut. The table is empty already."""
-        self._move(SequenceStatus.FINISHED)
+        self._move(SequenceStatus.ABORTED if finish.reason is FinishReason.ABORTED else SequenceStatus.FINISHED)
         self._leave()
         self.finish, self.finished_us = finish, now_us
         self.ledger.cut(finish.output_len)
@@ -178,6 +178,10 @@ class Sequence:
         """The first admission ends the time in the queue."""
         if self.attempt == 0 and not self.timings.queue_us:
             self.timings = replace(self.timings, queue_us=now_us - self.arrived_us)
+
+    def note_preemption(self) -> None:
+        """It has had to make room for others."""
+        self.timings = replace(self.timings, num_preemptions=self.timings.num_preemptions + 1)
 
     def note_tokens(self, now_us: int) -> None:
         """The first output token ends the time to first token."""

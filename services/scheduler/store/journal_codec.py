@@ -27,11 +27,7 @@ SUBMISSION_TAG = b"s"
 REQUEST_TAG = b"r"
 """First byte of a request's two fields; its id follows."""
 
-_STATUS_TO_PROTO = {
-    SequenceStatus.WAITING: journal_pb2.REQUEST_STATUS_WAITING,
-    SequenceStatus.RUNNING: journal_pb2.REQUEST_STATUS_RUNNING,
-    SequenceStatus.FINISHED: journal_pb2.REQUEST_STATUS_FINISHED,
-}
+_STATUS_TO_PROTO = {status: journal_pb2.RequestStatus.Value(f"REQUEST_STATUS_{status.name}") for status in SequenceStatus}
 _STATUS_FROM_PROTO = {number: status for status, number in _STATUS_TO_PROTO.items()}
 _INDEX_BYTES = 4
 _PAGE_HEAD = struct.Struct("<QHH")
@@ -73,6 +69,7 @@ def request_to_bytes(folded: FoldedRequest) -> bytes:
         queue_us=request.timings.queue_us,
         ttft_us=request.timings.ttft_us,
         total_us=request.timings.total_us,
+        num_preemptions=request.timings.num_preemptions,
     )
     return message.SerializeToString()
 
@@ -94,7 +91,7 @@ def request_from_bytes(data: bytes, submission: Submission) -> FoldedRequest:
         block_ids=_array(message.block_ids, "block_ids"),
         num_cached_tokens=message.num_cached_tokens,
         finish=finish_from_proto(message.finish) if message.HasField("finish") else None,
-        timings=RequestTimings(message.queue_us, message.ttft_us, message.total_us),
+        timings=RequestTimings(message.queue_us, message.ttft_us, message.total_us, message.num_preemptions),
     )
     return FoldedRequest(message.as_of, request)
 

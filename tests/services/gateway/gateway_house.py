@@ -37,7 +37,7 @@ from tessera.values.session import (
 
 MODEL = "SmolLM2-135M-Instruct"
 MAX_MODEL_LEN = 8192
-TIMINGS = RequestTimings(queue_us=10, ttft_us=1_000, total_us=9_000)
+TIMINGS = RequestTimings(queue_us=10, ttft_us=1_000, total_us=9_000, num_preemptions=2)
 OVER = object()
 
 M = TypeVar("M")

@@ -56,7 +56,7 @@ def test_tokens_stream_with_dense_offsets_usage_and_timings(run_async, house, to
             prompt_len = len(submit.submission.prompt_token_ids)
             assert finish.usage == pb.Usage(prompt_tokens=prompt_len, completion_tokens=len(ids), cached_tokens=3)
             tpot_us = 8_000 // (len(ids) - 1)
-            assert finish.timings == pb.Timings(queue_us=10, ttft_us=1_000, tpot_us=tpot_us, total_us=9_000)
+            assert finish.timings == pb.Timings(queue_us=10, ttft_us=1_000, tpot_us=tpot_us, total_us=9_000, num_preemptions=2)
 
     run_async(scenario())
 

@@ -141,7 +141,7 @@ ENDED = st.builds(
     OUTPUTS,
     ENDS,
     NUMBERS,
-    st.builds(RequestTimings, NUMBERS, NUMBERS, NUMBERS),
+    st.builds(RequestTimings, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
 )
 
 

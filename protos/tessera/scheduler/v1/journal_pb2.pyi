@@ -13,13 +13,17 @@ class RequestStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REQUEST_STATUS_WAITING: _ClassVar[RequestStatus]
     REQUEST_STATUS_RUNNING: _ClassVar[RequestStatus]
     REQUEST_STATUS_FINISHED: _ClassVar[RequestStatus]
+    REQUEST_STATUS_SWAPPED: _ClassVar[RequestStatus]
+    REQUEST_STATUS_ABORTED: _ClassVar[RequestStatus]
 REQUEST_STATUS_UNSPECIFIED: RequestStatus
 REQUEST_STATUS_WAITING: RequestStatus
 REQUEST_STATUS_RUNNING: RequestStatus
 REQUEST_STATUS_FINISHED: RequestStatus
+REQUEST_STATUS_SWAPPED: RequestStatus
+REQUEST_STATUS_ABORTED: RequestStatus
 
 class StoredRequest(_message.Message):
-    __slots__ = ("as_of", "arrival", "status", "subscriber", "attempt", "worker", "output_token_ids", "block_ids", "finish", "num_cached_tokens", "queue_us", "ttft_us", "total_us")
+    __slots__ = ("as_of", "arrival", "status", "subscriber", "attempt", "worker", "output_token_ids", "block_ids", "finish", "num_cached_tokens", "queue_us", "ttft_us", "total_us", "num_preemptions")
     AS_OF_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +37,7 @@ class StoredRequest(_message.Message):
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     TTFT_US_FIELD_NUMBER: _ClassVar[int]
     TOTAL_US_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     as_of: int
     arrival: Arrival
     status: RequestStatus
@@ -46,7 +51,8 @@ class StoredRequest(_message.Message):
     queue_us: int
     ttft_us: int
     total_us: int
-    def __init__(self, as_of: _Optional[int] = ..., arrival: _Optional[_Union[Arrival, _Mapping]] = ..., status: _Optional[_Union[RequestStatus, str]] = ..., subscriber: _Optional[int] = ..., attempt: _Optional[int] = ..., worker: _Optional[str] = ..., output_token_ids: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., finish: _Optional[_Union[_types_pb2.Finish, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., queue_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ...) -> None: ...
+    num_preemptions: int
+    def __init__(self, as_of: _Optional[int] = ..., arrival: _Optional[_Union[Arrival, _Mapping]] = ..., status: _Optional[_Union[RequestStatus, str]] = ..., subscriber: _Optional[int] = ..., attempt: _Optional[int] = ..., worker: _Optional[str] = ..., output_token_ids: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., finish: _Optional[_Union[_types_pb2.Finish, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., queue_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
 class Arrival(_message.Message):
     __slots__ = ("epoch_number", "counter")

@@ -198,20 +198,22 @@ class Frame(_message.Message):
     def __init__(self, request_ids: _Optional[bytes] = ..., subscribers: _Optional[_Iterable[int]] = ..., token_offsets: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[_Union[RequestEnd, _Mapping]]] = ...) -> None: ...
 
 class RequestEnd(_message.Message):
-    __slots__ = ("index", "finish", "num_cached_tokens", "queue_us", "ttft_us", "total_us")
+    __slots__ = ("index", "finish", "num_cached_tokens", "queue_us", "ttft_us", "total_us", "num_preemptions")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     TTFT_US_FIELD_NUMBER: _ClassVar[int]
     TOTAL_US_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     index: int
     finish: _types_pb2.Finish
     num_cached_tokens: int
     queue_us: int
     ttft_us: int
     total_us: int
-    def __init__(self, index: _Optional[int] = ..., finish: _Optional[_Union[_types_pb2.Finish, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., queue_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ...) -> None: ...
+    num_preemptions: int
+    def __init__(self, index: _Optional[int] = ..., finish: _Optional[_Union[_types_pb2.Finish, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., queue_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("request_id", "subscriber", "reason", "message", "retry_after_ms")

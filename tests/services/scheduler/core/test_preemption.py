@@ -62,6 +62,7 @@ def test_two_requests_and_one_block_do_not_push_each_other_out_for_ever() -> Non
         assert steps <= 20
         assert [number for batch in rig.batches for number in preempted(batch)] == [2], "the later one, once"
         assert rig.scheduler.load().num_preemptions == 1
+        assert [rig.sequence(number).timings.num_preemptions for number in (1, 2)] == [0, 1]
         rig.assert_as_alone(1)
         rig.assert_as_alone(2)
 

@@ -61,11 +61,14 @@ def test_going_on_in_a_slot_takes_ids_only_where_they_extend(
     assert sequence.table.block_ids == [7, 8]
 
 
-def test_an_ended_sequence_goes_nowhere() -> None:
+@pytest.mark.parametrize(
+    ("reason", "status"), [(FinishReason.EOS, SequenceStatus.FINISHED), (FinishReason.ABORTED, SequenceStatus.ABORTED)]
+)
+def test_an_ended_sequence_goes_nowhere(reason: FinishReason, status: SequenceStatus) -> None:
     sequence = sequence_with([20, 21])
-    sequence.end(Finish(FinishReason.ABORTED, 1), 5)
+    sequence.end(Finish(reason, 1), 5)
     assert sequence.output_token_ids() == (20,) and sequence.timings.total_us == 5
     for move in (sequence.wait, lambda: sequence.run("w", 0), lambda: sequence.end(Finish(FinishReason.ABORTED, 1), 6)):
         with pytest.raises(AssertionError):
             move()
-        assert sequence.status is SequenceStatus.FINISHED and sequence.finished_us == 5
+        assert sequence.status is status and status.has_ended and sequence.finished_us == 5
