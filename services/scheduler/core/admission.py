@@ -1,9 +1,13 @@
-"""What fits: one formula for the validator, which refuses what never can, and for the admitter, which waits until it does."""
+"""What is let in: one formula for the validator, which refuses what never fits, and for the admitter, which waits until it does."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
+import numpy as np
+
+from tessera.values.config import Config
 from tessera.values.model import KVGeometry, ModelInfo
+from tessera.values.request import Submission
 
 RETRY_AFTER_MS = 1000
 """When a refused client should try again: about the length of a short answer, so that the queue has moved."""
@@ -95,3 +99,28 @@ def too_long(prompt_len: int, own_len_max: int, len_max: int, whole_prompt_max: 
             f"the prompt has {prompt_len} tokens; without chunked prefill at most {whole_prompt_max} fit one step",
         )
     return None
+
+
+def queue_full(prompt_len: int, num_queued: int, tokens_queued: int, config: Config, has_begun: bool) -> Refused | None:
+    """Refuse a request for which the queue has no place. For one that had begun its limits are wider: nothing in flight is lost."""
+    factor = RESUMES_QUEUED_FACTOR if has_begun else 1
+    requests_max, tokens_max = factor * config.max_queued_requests, factor * config.max_queued_tokens
+    if num_queued >= requests_max:
+        message = f"{num_queued} requests are queued, at most {requests_max} may be"
+        return Refused(RefusalReason.OVERLOADED, message, RETRY_AFTER_MS)
+    if num_queued and tokens_queued + prompt_len > tokens_max:
+        message = f"{tokens_queued} tokens are queued, with these {prompt_len} they would be more than {tokens_max}"
+        return Refused(RefusalReason.OVERLOADED, message, RETRY_AFTER_MS)
+    return None
+
+
+def same_body(one: Submission, other: Submission) -> bool:
+    """Whether a client asked for the same again, stop strings and text options included. Seeds may differ: a gateway draws one for every
+    try of a client that gives none, and nobody can tell a drawn one here. The seed of the request that is known counts. `fork_of` may
+    differ too: it names an internal id, which is drawn for every try, and no token depends on it."""
+    return (
+        np.array_equal(one.prompt_token_ids, other.prompt_token_ids)
+        and replace(one.sampling, seed=0) == replace(other.sampling, seed=0)
+        and one.detokenize == other.detokenize
+        and (one.priority, one.cache_salt, one.max_model_length) == (other.priority, other.cache_salt, other.max_model_length)
+    )

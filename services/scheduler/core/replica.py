@@ -141,6 +141,7 @@ class Replica:
     def succeed(self, earlier: "Replica") -> None:
         """Go on counting where the same worker's replica stopped, and void what it has told of the prefix cache."""
         self.block_deltas = [*earlier.take_block_deltas(), *self.block_deltas]
+        self.manager.stats = earlier.manager.stats
         if earlier.boot_id != self.boot_id:
             return  # the journal forgets an earlier boot by itself
         self.next_step = max(self.next_step, earlier.next_step)

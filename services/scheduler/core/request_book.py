@@ -1,10 +1,12 @@
 """All requests a scheduler knows, live and finished, and which of them the journal has to hear about."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from services.scheduler.core.changes import decode_columns, is_steady, request_delta
 from services.scheduler.core.record import DecodeColumns, RequestDelta
 from services.scheduler.core.sequence import Sequence
+from tessera.values.finish import Finish, FinishReason
 
 
 class RequestBook:
@@ -18,6 +20,8 @@ class RequestBook:
         "_forgotten",
         "_sequences",
         "_touched",
+        "num_ended",
+        "num_output_tokens",
     )
 
     def __init__(self) -> None:
@@ -28,6 +32,8 @@ class RequestBook:
         self._touched: dict[bytes, Sequence] = {}
         self._decoded: dict[bytes, Sequence] = {}
         self._forgotten: list[bytes] = []
+        self.num_ended: Counter[FinishReason] = Counter()  # by this scheduler, forgotten ones too
+        self.num_output_tokens = 0  # of these
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -39,6 +45,11 @@ class RequestBook:
     def num_finished(self) -> int:
         """Finished requests that can still be read."""
         return len(self._finished)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests without an end: those that wait, run or are swapped out."""
+        return len(self._sequences) - len(self._finished)
 
     def get(self, request_id: bytes) -> Sequence | None:
         """The request with this internal id."""
@@ -73,10 +84,18 @@ class RequestBook:
         """A request has its terminal mark: its client id may be used again, and until then names what can still be read."""
         self.touch(sequence)
         self._finished[sequence.request_id] = sequence
+        self._count(sequence, 1)
         if sequence.submission.client_request_id:
             if self._by_client_id.get(_name(sequence)) is sequence:
                 del self._by_client_id[_name(sequence)]
             self._finished_by_client_id[_name(sequence)] = sequence
+
+    def end_earlier(self, sequence: Sequence, finish: Finish) -> None:
+        """A request that has ended turns out to have ended earlier."""
+        self._count(sequence, -1)
+        sequence.end_earlier(finish)
+        self._count(sequence, 1)
+        self.touch(sequence)
 
     def forget_finished(self, ended_before_us: int, is_owed: Callable[[bytes], bool]) -> list[bytes]:
         """Drop requests that ended before this time or at it, except those whose end somebody waits for; returns their ids."""
@@ -128,6 +147,16 @@ class RequestBook:
             for name, sequence in index.items():
                 assert self._sequences[sequence.request_id] is sequence and name == _name(sequence)
                 assert is_finished == (sequence.finish is not None)
+
+    def forget_counts(self) -> None:
+        """The requests that have ended so far did so under an earlier leader."""
+        self.num_ended.clear()
+        self.num_output_tokens = 0
+
+    def _count(self, sequence: Sequence, times: int) -> None:
+        assert sequence.finish is not None
+        self.num_ended[sequence.finish.reason] += times
+        self.num_output_tokens += times * sequence.output_len
 
 
 def _name(sequence: Sequence) -> tuple[str, str]:

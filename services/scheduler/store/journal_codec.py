@@ -27,7 +27,13 @@ SUBMISSION_TAG = b"s"
 REQUEST_TAG = b"r"
 """First byte of a request's two fields; its id follows."""
 
-_STATUS_TO_PROTO = {status: journal_pb2.RequestStatus.Value(f"REQUEST_STATUS_{status.name}") for status in SequenceStatus}
+_STATUS_TO_PROTO = {
+    SequenceStatus.WAITING: journal_pb2.REQUEST_STATUS_WAITING,
+    SequenceStatus.RUNNING: journal_pb2.REQUEST_STATUS_RUNNING,
+    SequenceStatus.SWAPPED: journal_pb2.REQUEST_STATUS_SWAPPED,
+    SequenceStatus.FINISHED: journal_pb2.REQUEST_STATUS_FINISHED,
+    SequenceStatus.ABORTED: journal_pb2.REQUEST_STATUS_ABORTED,
+}
 _STATUS_FROM_PROTO = {number: status for status, number in _STATUS_TO_PROTO.items()}
 _INDEX_BYTES = 4
 _PAGE_HEAD = struct.Struct("<QHH")
