@@ -1,8 +1,10 @@
-"""What the next step of a worker computes (policy `mixed`): a token for every running decode, the rest of the budget to prefills."""
+"""What the next step of a worker computes: which rows, who is admitted, who is preempted."""
 
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 
 from kv_manager.block_manager import PoolExhausted
+from services.scheduler.core.batch_policy import BATCH_POLICIES
 from services.scheduler.core.departure import move_away
 from services.scheduler.core.lifecycle import Lifecycle
 from services.scheduler.core.placement import Placement, Placer
@@ -14,6 +16,9 @@ from tessera.values.config import Config
 
 SUSPECT_CHUNK = 64
 """Positions in one step of a sequence that may bring its worker down."""
+
+CHUNK_GRAIN = 64
+"""Where a step is all prefill, a chunk that the budget cuts short is a multiple of so many positions (ATOM), or of a larger block."""
 
 
 class Batcher:
@@ -28,6 +33,8 @@ class Batcher:
         self._lifecycle = lifecycle
         self._waiting = lifecycle.waiting
         self._placer = Placer(config, lifecycle)
+        self._fill = BATCH_POLICIES[config.policy]
+        self._cuts_evenly = config.policy == "prefill_first"
         self.num_preemptions = 0
         self.recomputed_positions = 0
 
@@ -39,15 +46,44 @@ class Batcher:
         strong = self._lifecycle.suspects.strong
         if strong and self._plan_alone(replica, plan, now_us):
             return plan
-        running = list(replica.running.values())
-        self._add_decodes(replica, plan, running)
-        if plan.num_decodes < len(replica.running):
-            self._add_prefills(replica, plan, running)
-        while self._waiting and not plan.is_full:
-            placement = self._placer.next_for(replica, now_us)
-            if placement is None or placement.sequence.request_id in strong or not self._admit(placement, plan, now_us):
-                break
+        self._fill(_Step(self, replica, plan, list(replica.running.values()), now_us))
         return plan
+
+    def add_decodes(self, step: "_Step") -> bool:
+        """See `StepRows`."""
+        self._add_decodes(step.replica, step.plan, step.running)
+        return bool(step.plan.num_decodes)
+
+    def add_prefills(self, step: "_Step") -> bool:
+        """See `StepRows`."""
+        replica, plan = step.replica, step.plan
+        num_before, strong = len(plan.sequences), self._lifecycle.suspects.strong
+        if plan.num_decodes == len(replica.running) and not self._waiting:
+            return False
+        self._pace(replica, plan, step.running)
+        if plan.num_decodes < len(replica.running):
+            self._add_prefills(replica, plan, step.running)
+        while self._waiting and not plan.is_full and self._has_waited(replica, step.now_us):
+            placement = self._placer.next_for(replica, step.now_us)
+            if placement is None or placement.sequence.request_id in strong or not self._admit(placement, plan, step.now_us):
+                break
+        return len(plan.sequences) > num_before
+
+    def _pace(self, replica: Replica, plan: StepPlan, running: Items[Sequence]) -> None:
+        """Where decodes would wait for this step, leave it only as many positions as are expected to take `itl_target_ms`."""
+        target_us = 1000 * self._config.itl_target_ms
+        if not target_us or not self._config.enable_chunked_prefill:
+            return
+        if plan.num_decodes or any(sequence.next_decode() is not None for sequence in running):
+            plan.tokens_left = min(plan.tokens_left, replica.step_times.prefill_positions_max(target_us))
+
+    def _has_waited(self, replica: Replica, now_us: int) -> bool:
+        """ATOM's delay: somebody is admitted only when the oldest who waits has waited longer than the last prefill step took, times
+        the factor, or when nothing runs."""
+        factor, oldest = self._config.scheduler_delay_factor, self._waiting.oldest
+        if not factor or not replica.running or oldest is None:
+            return True
+        return now_us - oldest.arrived_us > factor * replica.step_times.last_prompt_us
 
     def _plan_alone(self, replica: Replica, plan: StepPlan, now_us: int) -> bool:
         """Give the whole step to one sequence under strong suspicion, with nothing else in flight. False where there is none here."""
@@ -86,8 +122,10 @@ class Batcher:
             if plan.is_full:
                 return
             ledger = sequence.ledger
-            if sequence.status is not SequenceStatus.RUNNING or (sequence.has_entered and ledger.num_remaining == 1):
+            if sequence.status is not SequenceStatus.RUNNING:
                 continue
+            if sequence.has_entered and ledger.num_remaining == 1 and ledger.scheduled_len >= ledger.prompt_len:
+                continue  # a decode; the last position of a prompt, where that is no row yet, ends a prefill
             count = self._chunk(sequence, ledger.scheduled_len, replica, plan)
             new_block_ids = self._grow(replica, plan, sequence, count) if count else None
             if new_block_ids is None:
@@ -132,7 +170,12 @@ class Batcher:
         if suspicion is not None:
             count = min(count, max(SUSPECT_CHUNK, suspicion.first - start))
         threshold = config.long_prefill_token_threshold
-        return min(count, threshold) if threshold else count
+        if threshold and threshold <= count:
+            return threshold
+        if self._cuts_evenly and count == plan.tokens_left < num_remaining:
+            even = count - count % max(replica.manager.block_size, CHUNK_GRAIN)
+            return count if not (even or plan.sequences) else even
+        return count
 
     def _grow(self, replica: Replica, plan: StepPlan, sequence: Sequence, count: int) -> list[int] | None:
         """New blocks for the next `count` positions; preempts until they are there. None: the sequence itself had to go."""
@@ -147,3 +190,20 @@ class Batcher:
             self.num_preemptions += 1
             if victim is sequence:
                 return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step under construction, for a batch policy (`StepRows`)."""
+
+    batcher: Batcher
+    replica: Replica
+    plan: StepPlan
+    running: list[Sequence]  # when it began, in order of admission
+    now_us: int
+
+    def add_decodes(self) -> bool:
+        return self.batcher.add_decodes(self)
+
+    def add_prefills(self) -> bool:
+        return self.batcher.add_prefills(self)

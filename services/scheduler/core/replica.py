@@ -16,6 +16,7 @@ from services.scheduler.core.record import BlockDelta
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.step_plan import IssuedBatch, StepPlan
+from services.scheduler.core.step_times import StepTimes
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput, SlotDrop
 from tessera.values.config import Config
 from tessera.values.finish import Finish
@@ -57,6 +58,7 @@ class Replica:
         self.applied_step = 0  # the highest step whose output was applied
         self.durable_step = 0
         self.progress_us = 0  # when its oldest batch in flight became the oldest
+        self.step_times = StepTimes()
         self.is_attached = True
         self.is_leaving = False  # it has said that it is to end
         self.running: dict[bytes, Sequence] = {}
@@ -141,7 +143,7 @@ class Replica:
     def succeed(self, earlier: "Replica") -> None:
         """Go on counting where the same worker's replica stopped, and void what it has told of the prefix cache."""
         self.block_deltas = [*earlier.take_block_deltas(), *self.block_deltas]
-        self.manager.stats = earlier.manager.stats
+        self.step_times = earlier.step_times
         if earlier.boot_id != self.boot_id:
             return  # the journal forgets an earlier boot by itself
         self.next_step = max(self.next_step, earlier.next_step)

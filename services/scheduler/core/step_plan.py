@@ -20,6 +20,12 @@ class IssuedBatch:
     attempts: list[int]
     counts: list[int]
     samples: npt.NDArray[np.int32]
+    num_decodes: int
+
+    @property
+    def num_prefill_positions(self) -> int:
+        """Positions of all rows that are no decodes."""
+        return sum(self.counts[self.num_decodes :])
 
 
 class StepPlan:
@@ -67,7 +73,7 @@ class StepPlan:
     def issued(self, step_id: int) -> IssuedBatch:
         """The rows as they are remembered until their output comes."""
         attempts = [sequence.attempt for sequence in self.sequences]
-        return IssuedBatch(step_id, self.sequences, attempts, self.counts, np.array(self._samples, np.int32))
+        return IssuedBatch(step_id, self.sequences, attempts, self.counts, np.array(self._samples, np.int32), self.num_decodes)
 
     def _add(self, sequence: Sequence, count: int, context_len: int, new_block_ids: Items[int]) -> None:
         assert sequence.slot is not None and count <= self.tokens_left and self.rows_left

@@ -151,7 +151,7 @@ class Rig:
         """A request that ended by itself has the output it would have had alone."""
         sequence = self.sequence(number)
         assert sequence.finish is not None
-        expected, finish = reference_output(sequence.submission, self.pool_tokens)
+        expected, finish = reference_output(sequence.submission, self.pool_tokens, self.worker.model)
         assert (self.output(number), sequence.finish) == (expected, finish)
 
 

@@ -17,7 +17,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.worker_loss import LEFT
 from tessera.values.batch import ScheduledBatchOutput
-from tessera.values.config import Config
+from tessera.values.config import POLICIES, Config
 from tessera.values.finish import FinishReason
 from tessera.values.identity import Epoch
 from tessera.values.model import WorkerLimits
@@ -53,6 +53,9 @@ configs = st.builds(
     enable_prefix_caching=st.booleans(),
     enable_chunked_prefill=st.booleans(),
     long_prefill_token_threshold=st.sampled_from((0, 0, 3)),
+    policy=st.sampled_from(POLICIES),
+    scheduler_delay_factor=st.sampled_from((0.0, 0.0, 1.5)),
+    itl_target_ms=st.sampled_from((0, 0, 1)),
     max_batches_in_flight=st.sampled_from((1, 2, 2)),
     result_retention_ms=st.just(20),
 )
