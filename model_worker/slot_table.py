@@ -38,6 +38,7 @@ class SlotTable:
         self.sampling: dict[int, SamplingParams] = {}
         self.failures: dict[int, str] = {}
         self._request_ids: dict[int, bytes] = {}
+        self._cache_salts: dict[int, str] = {}
         self._dropped: deque[DroppedSlot] = deque(maxlen=DROPPED_SLOTS_MAX)
 
     def holds(self, slot: int, request_id: bytes, attempt: int) -> bool:
@@ -66,10 +67,11 @@ class SlotTable:
                 computed_len=report.computed_len,
                 finish=drop.finish,
                 drop_step=step_id,
+                cache_salt=report.cache_salt,
             )
         )
         self.held[drop.slot] = self.swapped[drop.slot] = False
-        del self._request_ids[drop.slot], self.sampling[drop.slot]
+        del self._request_ids[drop.slot], self._cache_salts[drop.slot], self.sampling[drop.slot]
         self.failures.pop(drop.slot, None)
 
     def enter(self, entry: SlotEntry) -> None:
@@ -85,6 +87,7 @@ class SlotTable:
         self.token_ids[slot, : len(entry.token_ids)] = entry.token_ids
         self.block_tables[slot, : len(entry.block_table)] = entry.block_table
         self._request_ids[slot] = entry.request_id
+        self._cache_salts[slot] = entry.cache_salt
         self.sampling[slot] = entry.sampling
 
     def swap(self, slot: int, block_table: np.ndarray, *, is_out: bool) -> None:
@@ -125,4 +128,5 @@ class SlotTable:
             block_table=self.block_tables[slot, : self.table_lens[slot]].copy(),
             computed_len=int(self.computed_lens[slot]),
             is_swapped=bool(self.swapped[slot]),
+            cache_salt=self._cache_salts[slot],
         )

@@ -218,6 +218,7 @@ def slot_report_to_proto(slot: SlotReport) -> worker_pb2.SlotReport:
         block_table=column_to_bytes(slot.block_table),
         computed_len=slot.computed_len,
         is_swapped=slot.is_swapped,
+        cache_salt=slot.cache_salt,
     )
 
 
@@ -237,6 +238,7 @@ def slot_report_from_proto(message: worker_pb2.SlotReport) -> SlotReport:
         block_table=column_from_bytes(message.block_table, "slot.block_table"),
         computed_len=message.computed_len,
         is_swapped=message.is_swapped,
+        cache_salt=message.cache_salt,
     )
 
 
@@ -249,6 +251,7 @@ def dropped_slot_to_proto(dropped: DroppedSlot) -> worker_pb2.DroppedSlot:
         token_ids=column_to_bytes(dropped.token_ids),
         block_table=column_to_bytes(dropped.block_table),
         computed_len=dropped.computed_len,
+        cache_salt=dropped.cache_salt,
     )
     finish = None if dropped.finish is None else finish_to_proto(dropped.finish)
     return worker_pb2.DroppedSlot(slot=slot, finish=finish, drop_step=dropped.drop_step)
@@ -266,6 +269,7 @@ def dropped_slot_from_proto(message: worker_pb2.DroppedSlot) -> DroppedSlot:
         computed_len=slot.computed_len,
         finish=finish_from_proto(message.finish) if message.HasField("finish") else None,
         drop_step=_step(message.drop_step, "drop_step", minimum=1),
+        cache_salt=slot.cache_salt,
     )
 
 
@@ -279,6 +283,7 @@ def _entry_to_proto(entry: SlotEntry) -> worker_pb2.SlotEntry:
         block_table=column_to_bytes(entry.block_table),
         num_cached_tokens=entry.num_cached_tokens,
         sampling=sampling_to_proto(entry.sampling),
+        cache_salt=entry.cache_salt,
     )
 
 
@@ -292,6 +297,7 @@ def _entry_from_proto(message: worker_pb2.SlotEntry) -> SlotEntry:
         block_table=column_from_bytes(message.block_table, "entry.block_table"),
         num_cached_tokens=message.num_cached_tokens,
         sampling=sampling_from_proto(message.sampling),
+        cache_salt=message.cache_salt,
     )
 
 

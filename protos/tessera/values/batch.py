@@ -20,7 +20,7 @@ class SlotEntry:
 
     `token_ids` int32 `[prompt_len + outputs so far]`; `block_table` int32, covers at least the row of this batch.
     The first `num_cached_tokens` positions hold valid KV already (prefix hits) and are not computed.
-    `attempt` grows at every entry of the same request into a batch.
+    `attempt` grows at every entry of the same request into a batch. `cache_salt` is the request's; a worker only reports it.
     """
 
     slot: int
@@ -31,6 +31,7 @@ class SlotEntry:
     block_table: np.ndarray
     num_cached_tokens: int
     sampling: SamplingParams
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

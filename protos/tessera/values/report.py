@@ -11,7 +11,7 @@ from tessera.values.model import WorkerDescription
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotReport:
     """A live slot. KV of positions `[0, computed_len)` is valid for `token_ids` int32 (prompt, then outputs). `block_table` names blocks of
-    the pool, or of the host pool where the slot `is_swapped`."""
+    the pool, or of the host pool where the slot `is_swapped`. `cache_salt` is the request's: who may share this KV."""
 
     slot: int
     request_id: bytes
@@ -21,6 +21,7 @@ class SlotReport:
     block_table: np.ndarray
     computed_len: int
     is_swapped: bool = False
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +38,7 @@ class DroppedSlot:
     computed_len: int
     finish: Finish | None
     drop_step: int
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,9 +19,14 @@ def kv_namespace(description: WorkerDescription) -> bytes:
     return join_namespace(description.model.weights_digest, description.geometry.kv_format)
 
 
+def table_namespace(cache_salt: str) -> bytes:
+    """What a table's KV must agree on to be shared beside that: the tenant's salt. Without one anybody shares it."""
+    return join_namespace(cache_salt) if cache_salt else b""
+
+
 def held_blocks(report: WorkerReport, recorded: Iterable[PublishedBlock]) -> PublishedBlocks:
     """At most one entry a block: recorded ones (of this boot) that nothing wrote since, and every full computed block of a reported
-    slot, live, finished or dropped, as of the step that wrote it.
+    slot, live, finished or dropped, as of the step that wrote it. One that is swapped out has none in the pool.
 
     A dropped slot's block counts only if its last write came before the step that dropped it.
     """
@@ -31,7 +36,9 @@ def held_blocks(report: WorkerReport, recorded: Iterable[PublishedBlock]) -> Pub
     told_blocks = np.zeros(report.description.geometry.num_blocks, np.bool_)
     told_blocks[kept.block_ids] = True
     parts = [by_block.entries]
-    lens: list[tuple[SlotReport | DroppedSlot, int]] = [(slot, slot.computed_len) for slot in report.slots]
+    lens: list[tuple[SlotReport | DroppedSlot, int]] = [
+        (slot, slot.computed_len) for slot in report.slots if not slot.is_swapped
+    ]
     lens += [(dropped, _untouched_len(report, dropped)) for dropped in report.dropped]
     for slot, num_computed in lens:
         parts.append(_untold(report, slot, num_computed, by_block, told_blocks))
@@ -64,7 +71,8 @@ def _untold(
     if not fresh.any():
         return NO_BLOCKS
     rows = slot.token_ids[: num_full * block_size].reshape(num_full, block_size)
-    namespace = kv_namespace(report.description)
-    table = BlockTable(slot.block_table.tolist(), digests=by_block.digests_of(block_ids, rows, namespace_root(namespace)))
+    namespace, own = kv_namespace(report.description), table_namespace(slot.cache_salt)
+    digests = by_block.digests_of(block_ids, rows, namespace_root(namespace + own))
+    table = BlockTable(slot.block_table.tolist(), digests=digests, namespace=own)
     held = HeldTable(table, slot.token_ids, num_computed)
     return table_entries(held, block_size, namespace, report.last_write_step).select(fresh)

@@ -11,7 +11,7 @@ from kv_manager.block_manager import BlockManager
 from kv_manager.block_table import BlockTable, HeldTable
 from kv_manager.published_block import PublishedBlock
 from services.scheduler.core.errors import BadOutput
-from services.scheduler.core.held_blocks import kv_namespace
+from services.scheduler.core.held_blocks import kv_namespace, table_namespace
 from services.scheduler.core.record import BlockDelta
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
@@ -130,7 +130,7 @@ class Replica:
             self.running[sequence.request_id] = sequence
             if not sequence.has_entered:
                 self._queue_drop(sequence, None)
-        self.orphans = {slot.request_id: Orphan(slot, BlockTable(slot.block_table.tolist())) for slot in orphans}
+        self.orphans = {slot.request_id: Orphan(slot, _reported_table(slot)) for slot in orphans}
         tables = [HeldTable(sequence.table, slot.token_ids, slot.computed_len) for sequence, slot in held]
         tables += [HeldTable(orphan.table, orphan.slot.token_ids, orphan.slot.computed_len) for orphan in self.orphans.values()]
         whole_cache = self.manager.adopt(tables, published, self._last_step)
@@ -281,3 +281,8 @@ class Replica:
             assert len(sequence.table.block_ids) * size >= ledger.scheduled_len, "a table is too short"
             if self.manager.enable_prefix_caching:
                 assert sequence.table.num_published <= ledger.computed_len // size
+
+
+def _reported_table(slot: SlotReport) -> BlockTable:
+    """The table of a slot that nobody owns yet."""
+    return BlockTable(slot.block_table.tolist(), namespace=table_namespace(slot.cache_salt))

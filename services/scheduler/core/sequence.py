@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_manager.block_table import BlockTable
+from services.scheduler.core.held_blocks import table_namespace
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.record import Arrival
 from services.scheduler.core.sequence_status import ALLOWED_TRANSITIONS, SequenceStatus, SequenceType
@@ -65,6 +66,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.request_id = self.submission.request_id
+        self.table.namespace = table_namespace(self.submission.cache_salt)
 
     @property
     def output_len(self) -> int:
@@ -125,12 +127,12 @@ class Sequence:
         old = self.ledger
         self.ledger = Ledger(old.prompt_len, old.token_ids[: old.prompt_len] + list(output_token_ids))
         self.stranded_len = min(max(self.stranded_len, held_len), _common_len(old.token_ids, self.ledger.token_ids))
-        self.table = BlockTable()
+        self.table = BlockTable(namespace=self.table.namespace)
         self.cursor.output_len = 0
 
     def agrees_with(self, slot: SlotReport) -> bool:
-        """Whether the KV in a slot is this sequence's: same prompt length, same ids over its computed length."""
-        if slot.prompt_len != self.ledger.prompt_len:
+        """Whether the KV in a slot is this sequence's: same tenant and prompt length, same ids over its computed length."""
+        if (slot.prompt_len, slot.cache_salt) != (self.ledger.prompt_len, self.submission.cache_salt):
             return False
         if self._is_extended_by(slot):
             return slot.computed_len < len(slot.token_ids)
@@ -172,6 +174,7 @@ class Sequence:
             block_table=np.array(self.table.block_ids, np.int32),
             num_cached_tokens=self.ledger.computed_len,
             sampling=self.submission.sampling,
+            cache_salt=self.submission.cache_salt,
         )
 
     def note_admission(self, now_us: int) -> None:

@@ -70,7 +70,7 @@ def column(values: list[int]) -> np.ndarray:
 
 
 columns = st.lists(I31, max_size=6).map(column)
-entries = st.builds(SlotEntry, U32, IDS, U32, U32, columns, columns, U32, samplings)
+entries = st.builds(SlotEntry, U32, IDS, U32, U32, columns, columns, U32, samplings, st.text())
 drops = st.builds(SlotDrop, U32, IDS, U32, st.none() | finishes)
 pairs = st.lists(I31, max_size=6).map(lambda values: column(values[: len(values) // 2 * 2]).reshape(-1, 2))
 swaps = st.builds(SlotSwap, U32, IDS, U32, columns, pairs)
@@ -123,8 +123,8 @@ def outputs(draw: st.DrawFn) -> ScheduledBatchOutput:
 def slot_reports(draw: st.DrawFn) -> SlotReport:
     token_ids = draw(columns)
     length = st.integers(0, len(token_ids))
-    table, is_swapped = draw(columns), draw(st.booleans())
-    return SlotReport(draw(U32), draw(IDS), draw(U32), draw(length), token_ids, table, draw(length), is_swapped)
+    table, is_swapped, salt = draw(columns), draw(st.booleans()), draw(st.text())
+    return SlotReport(draw(U32), draw(IDS), draw(U32), draw(length), token_ids, table, draw(length), is_swapped, salt)
 
 
 @st.composite
@@ -132,7 +132,7 @@ def dropped_slots(draw: st.DrawFn) -> DroppedSlot:
     slot = draw(slot_reports())
     kept = {
         name: getattr(slot, name)
-        for name in ("request_id", "attempt", "prompt_len", "token_ids", "block_table", "computed_len")
+        for name in ("request_id", "attempt", "prompt_len", "token_ids", "block_table", "computed_len", "cache_salt")
     }
     return DroppedSlot(**kept, finish=draw(st.none() | finishes), drop_step=draw(STEPS))
 

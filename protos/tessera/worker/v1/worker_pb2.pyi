@@ -76,7 +76,7 @@ class ReportHeader(_message.Message):
     def __init__(self, description: _Optional[_Union[_types_pb2.WorkerDescription, _Mapping]] = ..., last_step: _Optional[int] = ..., last_write_step: _Optional[bytes] = ...) -> None: ...
 
 class SlotReport(_message.Message):
-    __slots__ = ("slot", "request_id", "attempt", "prompt_len", "token_ids", "block_table", "computed_len", "is_swapped")
+    __slots__ = ("slot", "request_id", "attempt", "prompt_len", "token_ids", "block_table", "computed_len", "is_swapped", "cache_salt")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class SlotReport(_message.Message):
     BLOCK_TABLE_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_LEN_FIELD_NUMBER: _ClassVar[int]
     IS_SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     slot: int
     request_id: bytes
     attempt: int
@@ -93,7 +94,8 @@ class SlotReport(_message.Message):
     block_table: bytes
     computed_len: int
     is_swapped: bool
-    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., prompt_len: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., block_table: _Optional[bytes] = ..., computed_len: _Optional[int] = ..., is_swapped: _Optional[bool] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., prompt_len: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., block_table: _Optional[bytes] = ..., computed_len: _Optional[int] = ..., is_swapped: _Optional[bool] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class DroppedSlot(_message.Message):
     __slots__ = ("slot", "finish", "drop_step")
@@ -154,7 +156,7 @@ class Refused(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SlotEntry(_message.Message):
-    __slots__ = ("slot", "request_id", "attempt", "prompt_len", "token_ids", "block_table", "num_cached_tokens", "sampling")
+    __slots__ = ("slot", "request_id", "attempt", "prompt_len", "token_ids", "block_table", "num_cached_tokens", "sampling", "cache_salt")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +165,7 @@ class SlotEntry(_message.Message):
     BLOCK_TABLE_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     slot: int
     request_id: bytes
     attempt: int
@@ -171,7 +174,8 @@ class SlotEntry(_message.Message):
     block_table: bytes
     num_cached_tokens: int
     sampling: _types_pb2.SamplingParams
-    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., prompt_len: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., block_table: _Optional[bytes] = ..., num_cached_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., prompt_len: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., block_table: _Optional[bytes] = ..., num_cached_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class SlotDrop(_message.Message):
     __slots__ = ("slot", "request_id", "attempt", "finish")

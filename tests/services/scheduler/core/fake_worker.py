@@ -51,6 +51,11 @@ def prefix_digests(token_ids: Sequence[int], digests: list[int] | None = None) -
     return digests
 
 
+def salt_mark(cache_salt: str) -> int:
+    """What tells this tenant's KV from that of every other (63 bits)."""
+    return extend_digest(int.from_bytes(blake2b(cache_salt.encode(), digest_size=7).digest(), "little"), 0) if cache_salt else 0
+
+
 def sample(digest: int, output_len: int, sampling: SamplingParams, model: ModelInfo = MODEL) -> int:
     """The next token after ids with this digest: an EOS or stop token id is never drawn before `min_tokens` outputs."""
     token_id = extend_digest(digest, sampling.seed) % model.vocab_size
@@ -111,10 +116,26 @@ class _Slot:
     digests: list[int] = field(default_factory=list)
     failed: str = ""
     is_swapped: bool = False
+    cache_salt: str = ""
 
     def report(self, slot: int) -> SlotReport:
         ids, table = np.array(self.token_ids, np.int32), np.array(self.block_table, np.int32)
-        return SlotReport(slot, self.request_id, self.attempt, self.prompt_len, ids, table, self.computed_len, self.is_swapped)
+        return SlotReport(
+            slot,
+            self.request_id,
+            self.attempt,
+            self.prompt_len,
+            ids,
+            table,
+            self.computed_len,
+            self.is_swapped,
+            self.cache_salt,
+        )
+
+    def kv_of(self, first: int, stop: int) -> np.ndarray:
+        """KV of these positions, int64: of its own prefix and tenant."""
+        prefix_digests(self.token_ids, self.digests)
+        return np.array(self.digests[first:stop], np.int64) ^ salt_mark(self.cache_salt)
 
 
 class FakeWorker:
@@ -309,6 +330,7 @@ class FakeWorker:
                 report.computed_len,
                 drop.finish,
                 step_id,
+                report.cache_salt,
             )
         )
 
@@ -325,16 +347,17 @@ class FakeWorker:
             entry.block_table.tolist(),
             entry.num_cached_tokens,
             entry.sampling,
+            cache_salt=entry.cache_salt,
         )
 
     def _check_owners(self) -> None:
-        """A block lies in two tables only where both have computed it full, with the same ids."""
+        """A block lies in two tables only where both have computed it full, with the same ids, for the same tenant."""
         size = self.geometry.block_size
-        owners: dict[int, list[int] | None] = {}
+        owners: dict[int, tuple[str, list[int]] | None] = {}
         for slot in self.slots.values():
             for index, block_id in enumerate([] if slot.is_swapped else slot.block_table):
                 end = (index + 1) * size
-                content = slot.token_ids[:end] if end <= slot.computed_len else None
+                content = (slot.cache_salt, slot.token_ids[:end]) if end <= slot.computed_len else None
                 if block_id in owners:
                     assert content is not None and owners[block_id] == content, f"block {block_id} has two owners"
                 owners[block_id] = content
@@ -348,9 +371,9 @@ class FakeWorker:
         blocks = np.array(slot.block_table, np.int64)
         positions = np.arange(context_len)
         read = self.kv[blocks[positions[:start] // size], positions[:start] % size]
-        assert (read == np.array(slot.digests[:start], np.int64)).all(), f"KV of {slot.request_id.hex()} is not its own"
+        assert (read == slot.kv_of(0, start)).all(), f"KV of {slot.request_id.hex()} is not its own"
         written = positions[start:]
-        self.kv[blocks[written // size], written % size] = slot.digests[start:context_len]
+        self.kv[blocks[written // size], written % size] = slot.kv_of(start, context_len)
         self.last_write_step[blocks[written // size]] = step_id
         slot.computed_len = context_len
         self.computed_positions += count

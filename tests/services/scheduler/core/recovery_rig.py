@@ -228,13 +228,13 @@ class House:
         subscriber: int = 0,
         received: tuple[int, ...] = (),
         name: str = "",
+        cache_salt: str = "",
         **sampling: object,
     ) -> Call:
         """A client calls; `number` is the internal id that its gateway draws."""
         params = replace(SamplingParams(seed=7, ignore_eos=True), **sampling)
-        request = Submission(
-            number.to_bytes(16, "big"), np.array(prompt, np.int32), params, DetokenizeOptions(), name, "someone"
-        )
+        request_id, prompt_ids = number.to_bytes(16, "big"), np.array(prompt, np.int32)
+        request = Submission(request_id, prompt_ids, params, DetokenizeOptions(), name, "someone", cache_salt=cache_salt)
         call = Call(self._gateway(gateway), request, subscriber, list(received))
         call.gateway.calls[request.request_id] = call
         self._submit(self.lead, call)

@@ -7,6 +7,7 @@ from fake_worker import FakeWorker
 from scheduler_rig import WORKER, Rig
 
 from kv_manager.prefix_cache_stats import PrefixCacheStats
+from services.scheduler.core.held_blocks import held_blocks
 from tessera.values.config import Config
 from tessera.values.finish import FinishReason
 
@@ -193,3 +194,37 @@ def test_other_weights_or_formats_share_nothing(field: str) -> None:
         rig.finish_all()
         digests.append({entry.digest for entries in rig.state.blocks.values() for entry in entries.values()})
     assert len(digests[0]) == len(digests[1]) == 2 and not digests[0] & digests[1]
+
+
+def test_tenants_with_different_salts_share_nothing() -> None:
+    rig = rig_of()
+    for number, salt in enumerate(("anna", "bert", "", "anna"), 1):
+        rig.submit(number, numbers(9), max_tokens=3, cache_salt=salt)
+        rig.finish_all()
+        rig.assert_as_alone(number)
+    assert [rig.sequence(number).num_cached_tokens for number in (1, 2, 3, 4)] == [0, 0, 0, 8]
+
+
+def test_a_tenants_blocks_are_its_own_after_an_attach() -> None:
+    """The journal is empty, so that the entries come from the report: of a live slot, and of a dropped one."""
+    rig = rig_of()
+    rig.submit(1, numbers(9), max_tokens=1, cache_salt="anna")
+    rig.submit(2, numbers(9, 50), max_tokens=20, cache_salt="bert")
+    rig.step()
+    rig.submit(3, numbers(3), max_tokens=1)
+    rig.step()
+    report = rig.worker.report()
+    assert {slot.cache_salt for slot in report.slots} == {"", "bert"}
+    assert {slot.cache_salt for slot in report.dropped} == {"anna"}
+    replica = rig.scheduler.replica(WORKER)
+    assert replica is not None
+    assert set(held_blocks(report, ())) == set(replica.manager.published()) != set()
+
+
+def test_a_slot_of_another_tenant_is_not_gone_on_with() -> None:
+    rig = rig_of()
+    rig.submit(1, numbers(9), max_tokens=20, cache_salt="anna")
+    rig.step()
+    (slot,) = rig.worker.report().slots
+    assert rig.sequence(1).agrees_with(slot)
+    assert not rig.sequence(1).agrees_with(replace(slot, cache_salt="bert"))

@@ -13,9 +13,11 @@ GATEWAYS = ("g1", "g2", "g3")
 
 
 class Life:
-    """One random history. `calls` are the latest call of every client; what was aborted is not compared."""
+    """One random history. `calls` are the latest call of every client; what was aborted is not compared. Clients are in turn of the
+    tenants with these salts."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, salts: tuple[str, ...] = ("",)) -> None:
+        self.salts = salts
         self.rng = rng = random.Random(seed)
         self.house = House(
             num_blocks=rng.choice((7, 9, 16, 64)),
@@ -41,7 +43,9 @@ class Life:
             prompt = list(range(start, start + self.rng.choice((5, 9, 13, 14))))
             gateway = self.rng.choice([name for name in GATEWAYS if name not in self.away] or ["g4"])
             sampling = {"max_tokens": self.rng.randint(1, 14), "seed": self.number, "ignore_eos": self.rng.random() < 0.7}
-            self.calls.append(self.house.call(self.number, prompt, gateway, name=f"client {self.number}", **sampling))
+            salt = self.salts[self.number % len(self.salts)]
+            call = self.house.call(self.number, prompt, gateway, name=f"client {self.number}", cache_salt=salt, **sampling)
+            self.calls.append(call)
 
     def resume(self) -> None:
         """A client goes to a gateway that has a session; its request may live, have ended, or be unknown."""
@@ -178,3 +182,9 @@ class Life:
 @pytest.mark.parametrize("seed", range(60))
 def test_no_client_can_tell(seed: int) -> None:
     Life(seed).run()
+
+
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_no_client_of_several_tenants_can_tell(seed: int) -> None:
+    """The worker's KV is each tenant's own, and is compared whenever it is read: nobody is ever given another's."""
+    Life(seed, ("", "anna", "bert")).run()
