@@ -81,6 +81,10 @@ proto-check: setup ## Check that the committed stubs are what the .proto files g
 	  diff <(cd protos && find . -name '*_pb2*.py*' -not -path '*/__pycache__/*' | sort) <(cd $$fresh && find . -name '*_pb2*.py*' | sort) && \
 	  (cd $$fresh && find . -type f) | while read -r file; do diff protos/$$file $$fresh/$$file || exit 1; done && rm -rf $$fresh)
 
+.PHONY: states
+states: setup ## Draw the states of a request in docs/states.md again, from the table of transitions
+	@$(BIN)/python -m tests.state_diagram
+
 .PHONY: parity
 parity: setup ## Compare greedy outputs with transformers on the same weights, in every mode (minutes; ends with a JSON line)
 	@$(BIN)/python -m tests.parity.run $(ARGS)

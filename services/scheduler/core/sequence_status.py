@@ -28,7 +28,8 @@ class SequenceType(Enum):
 
 ALLOWED_TRANSITIONS: dict[SequenceStatus, dict[SequenceStatus, str]] = {
     SequenceStatus.WAITING: {
-        SequenceStatus.RUNNING: "admitted: a slot and blocks",
+        SequenceStatus.RUNNING: "admitted, with a slot and blocks",
+        SequenceStatus.SWAPPED: "found swapped out in a worker's report",
         SequenceStatus.FINISHED: "a stop in tokens received, or no pool holds it any more",
         SequenceStatus.ABORTED: "abort",
     },
