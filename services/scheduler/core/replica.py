@@ -143,6 +143,7 @@ class Replica:
     def succeed(self, earlier: "Replica") -> None:
         """Go on counting where the same worker's replica stopped, and void what it has told of the prefix cache."""
         self.block_deltas = [*earlier.take_block_deltas(), *self.block_deltas]
+        self.manager.stats = earlier.manager.stats
         self.step_times = earlier.step_times
         if earlier.boot_id != self.boot_id:
             return  # the journal forgets an earlier boot by itself

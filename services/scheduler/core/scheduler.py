@@ -4,23 +4,23 @@ Synchronous, without clock or I/O: the shell calls it from one event loop and pa
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-
-import numpy as np
 
 from services.scheduler.core.admission import (
-    RESUMES_QUEUED_FACTOR,
     RETRY_AFTER_MS,
     Admitted,
     Known,
     RefusalReason,
     Refused,
     Unknown,
+    queue_full,
+    same_body,
     too_long,
 )
 from services.scheduler.core.batcher import Batcher
 from services.scheduler.core.changes import Changes
 from services.scheduler.core.lifecycle import Lifecycle
+from services.scheduler.core.load import Load, Totals
+from services.scheduler.core.outlook import AllocationStatus, NextBatchInfo, next_batch_info, room_for
 from services.scheduler.core.record import Arrival
 from services.scheduler.core.recovered import Recovered
 from services.scheduler.core.replica import Replica
@@ -37,20 +37,6 @@ from tessera.values.report import WorkerReport
 from tessera.values.request import Submission
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How much there is to do, and how much room."""
-
-    num_running: int
-    num_waiting: int
-    num_finished: int  # still readable
-    num_free_blocks: int  # over all workers
-    num_blocks: int
-    num_preemptions: int  # since the start
-    recomputed_positions: int  # since the start; a takeover lost their KV though a reachable worker held it
-    num_contradictions: int  # since the start; outputs told by a worker, gateway or the store that others contradict
-
-
 class Scheduler:
     """One leader's term. Requests come in by `submit`, tokens by `schedule` and `postprocess`, per worker and by its name."""
 
@@ -61,8 +47,7 @@ class Scheduler:
         self._book, self._waiting = self._lifecycle.book, self._lifecycle.waiting
         self._fleet = self._lifecycle.fleet
         self._batcher = Batcher(config, self._lifecycle)
-        self._num_arrivals = 0
-        self._num_contradictions = 0
+        self._totals = Totals()
         self._forgotten: set[bytes] | None = set()  # who ended here, while slots of unknown requests are kept; then None
         self._removed_workers: list[str] = []
 
@@ -85,12 +70,11 @@ class Scheduler:
         refused = self._refusal(submission, has_begun)
         if refused is not None:
             return refused
-        self._num_arrivals += 1
-        arrival = Arrival(self._epoch.number, self._num_arrivals)
-        sequence = Sequence(submission, arrival, now_us, new_ledger(submission, received), subscriber)
-        sequence.set_rules(self._fleet.rules(submission))
+        self._totals.num_submitted += 1
+        sequence = self._sequence_of(submission, self._totals.num_submitted, now_us, received)
+        sequence.subscriber = subscriber
         self._lifecycle.begin(sequence)
-        self._num_contradictions += adopt_orphans(self._lifecycle, sequence)
+        self._totals.num_contradictions += adopt_orphans(self._lifecycle, sequence)
         self._lifecycle.end_if_stopped(sequence, 0, now_us)
         return Admitted(request_id)
 
@@ -131,8 +115,7 @@ class Scheduler:
         if sequence.finish is None:
             self._lifecycle.end(sequence, finish, now_us)
         elif stop_string_wins(output_len, sequence.finish):
-            sequence.end_earlier(finish)
-            self._book.touch(sequence)
+            self._book.end_earlier(sequence, finish)
 
     def forget_finished(self, now_us: int, is_owed: Callable[[bytes], bool] = lambda _: False) -> None:
         """Drop finished requests that nobody can read any more (`result_retention_ms`). `is_owed` tells of one that its subscriber has
@@ -215,6 +198,7 @@ class Scheduler:
             issued.num_decodes, issued.num_prefill_positions, output.compute_us, now_us - replica.progress_us
         )
         replica.progress_us = now_us
+        self._totals.num_sampled_tokens += len(output.token_ids)
         errors = {error.row: error.message for error in output.row_errors}
         token_ids = iter(output.token_ids.tolist())
         rows = zip(issued.sequences, issued.attempts, issued.counts, output.token_counts.tolist(), strict=True)
@@ -242,7 +226,8 @@ class Scheduler:
         """Start from a join; only for a scheduler that has seen nothing yet. The first changes taken tell everything anew."""
         assert not len(self._book) and not list(self._fleet), "only a new scheduler restores"
         restore(self._lifecycle, self._config, recovered, reports, now_us)
-        self._num_contradictions += recovered.num_contradictions
+        self._totals.num_contradictions += recovered.num_contradictions
+        self._book.forget_counts()
         self._lifecycle.apply_rules(now_us)
 
     def expire_orphans(self) -> None:
@@ -272,17 +257,31 @@ class Scheduler:
         return self._fleet.request_len_max
 
     def load(self) -> Load:
-        """Present counts."""
-        return Load(
-            num_running=sum(len(replica.running) for replica in self._fleet),
-            num_waiting=len(self._waiting),
-            num_finished=self._book.num_finished,
-            num_free_blocks=sum(replica.manager.num_free_blocks for replica in self._fleet),
-            num_blocks=sum(replica.manager.num_blocks for replica in self._fleet),
-            num_preemptions=self._batcher.num_preemptions,
-            recomputed_positions=self._batcher.recomputed_positions,
-            num_contradictions=self._num_contradictions,
-        )
+        """Present counts, and totals since the start."""
+        return Load.of(self._lifecycle, self._totals, self._batcher.recomputed_positions, self._batcher.num_preemptions)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that wait, run or are swapped out (the low-level API's `get_num_unfinished_requests`)."""
+        return self._book.num_unfinished
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether there are any (`has_unfinished_requests`)."""
+        return self._book.num_unfinished > 0
+
+    def next_batch_info(self, name: str) -> NextBatchInfo | None:
+        """What a worker's next batch would be, with nothing changed; None while it is not attached."""
+        replica = self._fleet.get(name)
+        return next_batch_info(self._lifecycle, self._config, replica) if replica is not None and replica.is_attached else None
+
+    def allocation_status(self, submission: Submission) -> AllocationStatus:
+        """Whether a request, submitted now and at the head of the queue, would find room at once, later or never; takes nothing."""
+        refused = self._refusal(submission, False)
+        if refused is not None:
+            return refused
+        room = room_for(self._lifecycle, self._sequence_of(submission, 0, 0, ()))
+        return room or Refused(RefusalReason.NO_WORKER, "no model worker that can hold it is there", RETRY_AFTER_MS)
 
     def take_changes(self) -> Changes | None:
         """What the journal has to learn since the last call; None when that is nothing."""
@@ -308,17 +307,24 @@ class Scheduler:
             self._book.touch(sequence)
         output = sequence.output_token_ids()
         if output[: len(received)] != received:
-            self._num_contradictions += received[: len(output)] != output
+            self._totals.num_contradictions += received[: len(output)] != output
             if sequence.finish is None:
                 self._lifecycle.restart_from(sequence, received)
                 self._lifecycle.end_if_stopped(sequence, 0, now_us)
         return Known(sequence.request_id, subscriber)
 
+    def _sequence_of(self, submission: Submission, number: int, now_us: int, received: tuple[int, ...]) -> Sequence:
+        """A request that is in no queue yet, under the rules of the workers that are there."""
+        ledger = new_ledger(submission, received)
+        sequence = Sequence(submission, Arrival(self._epoch.number, number), now_us, ledger)
+        sequence.set_rules(self._fleet.rules(submission))
+        return sequence
+
     def _contradicted(self, known: Sequence, submission: Submission) -> Refused | None:
         """Why a Submit is not of the request that its ids name."""
         if known.submission.principal != submission.principal:
             return Refused(RefusalReason.ALREADY_EXISTS, "the request id is taken")
-        if known.request_id == submission.request_id or _same_body(known.submission, submission):
+        if known.request_id == submission.request_id or same_body(known.submission, submission):
             return None
         name = submission.client_request_id
         if known.finish is not None:
@@ -337,15 +343,7 @@ class Scheduler:
         refused = too_long(prompt_len, submission.max_model_length, len_max, whole_prompt_max)
         if refused is not None:
             return refused
-        factor = RESUMES_QUEUED_FACTOR if has_begun else 1
-        count, count_max = len(self._waiting), factor * self._config.max_queued_requests
-        if count >= count_max:
-            return Refused(RefusalReason.OVERLOADED, f"{count} requests are queued, at most {count_max} may be", RETRY_AFTER_MS)
-        tokens, tokens_max = self._waiting.num_tokens, factor * self._config.max_queued_tokens
-        if count and tokens + prompt_len > tokens_max:
-            message = f"{tokens} tokens are queued, with these {prompt_len} they would be more than {tokens_max}"
-            return Refused(RefusalReason.OVERLOADED, message, RETRY_AFTER_MS)
-        return None
+        return queue_full(prompt_len, len(self._waiting), self._waiting.num_tokens, self._config, has_begun)
 
     def _commit(self, replica: Replica, sequence: Sequence, count: int, sampled: tuple[int, ...], now_us: int) -> None:
         """Apply one row: `count` positions are computed, and at most one token is sampled."""
@@ -361,15 +359,3 @@ class Scheduler:
             sequence.note_tokens(now_us)
             self._book.touch(sequence)
         self._lifecycle.end_if_stopped(sequence, sequence.output_len - 1, now_us)
-
-
-def _same_body(one: Submission, other: Submission) -> bool:
-    """Whether a client asked for the same again, stop strings and text options included. Seeds may differ: a gateway draws one for every
-    try of a client that gives none, and nobody can tell a drawn one here. The seed of the request that is known counts. `fork_of` may
-    differ too: it names an internal id, which is drawn for every try, and no token depends on it."""
-    return (
-        np.array_equal(one.prompt_token_ids, other.prompt_token_ids)
-        and replace(one.sampling, seed=0) == replace(other.sampling, seed=0)
-        and one.detokenize == other.detokenize
-        and (one.priority, one.cache_salt, one.max_model_length) == (other.priority, other.cache_salt, other.max_model_length)
-    )
