@@ -27,6 +27,7 @@ _TEXTS = {
         "Most token positions computed in one step, at least max-num-seqs times (1 + num-speculative-tokens).", "TOKENS"
     ),
     "enable_prefix_caching": Text("Reuse the KV cache of prompts with a common beginning.", name="--prefix-caching"),
+    "secure_zero": Text("Zero a block of the KV cache before a request of another cache salt gets it."),
     "enable_chunked_prefill": Text("Compute a long prompt in pieces, beside the decodes.", name="--chunked-prefill"),
     "long_prefill_token_threshold": Text("Most tokens of one prompt in one step, with chunked prefill; 0 is no cap.", "TOKENS"),
     "policy": Text(

@@ -47,6 +47,7 @@ class Config:
     max_num_seqs: int = 512  # sequences in one batch
     max_num_batched_tokens: int = 16384  # positions computed in one step
     enable_prefix_caching: bool = True
+    secure_zero: bool = False  # a block is zeroed before a request of another cache salt gets it
     enable_chunked_prefill: bool = True  # off: a prompt is computed whole, in one step
     long_prefill_token_threshold: int = 0  # most tokens of one prompt per step, where prompts are chunked; 0 is no cap
     policy: str = "mixed"  # one of POLICIES

@@ -17,7 +17,7 @@ from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.step_plan import IssuedBatch, StepPlan
 from services.scheduler.core.step_times import StepTimes
-from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput, SlotDrop
+from tessera.values.batch import NO_BLOCKS, ScheduledBatch, ScheduledBatchOutput, SlotDrop
 from tessera.values.config import Config
 from tessera.values.finish import Finish
 from tessera.values.identity import Epoch
@@ -48,7 +48,12 @@ class Replica:
         self.name = name
         self.description = description
         self.manager = BlockManager(
-            geometry.num_blocks, geometry.block_size, kv_namespace(description), config.enable_prefix_caching
+            geometry.num_blocks,
+            geometry.block_size,
+            kv_namespace(description),
+            config.enable_prefix_caching,
+            geometry.num_host_blocks,
+            config.secure_zero,
         )
         self.tokens_max = min(config.max_num_batched_tokens, limits.max_num_batched_tokens)
         self.running_max = min(config.max_num_seqs, limits.max_num_seqs, self.tokens_max)
@@ -214,6 +219,7 @@ class Replica:
         self.next_step += 1
         self.in_flight.append(plan.issued(step_id))
         drops, self.drops = tuple(self.drops), []
+        zero_blocks = self.manager.seal_batch()
         return ScheduledBatch(
             epoch=epoch,
             nonce=self.nonce,
@@ -227,6 +233,7 @@ class Replica:
             new_block_counts=np.array(plan.new_block_counts, np.int32),
             new_block_ids=np.array(plan.new_block_ids, np.int32),
             num_decodes=plan.num_decodes,
+            zero_blocks=np.array(zero_blocks, np.int32) if zero_blocks else NO_BLOCKS,
         )
 
     def answered(self, output: ScheduledBatchOutput) -> IssuedBatch | None:
