@@ -10,14 +10,14 @@ from model_worker.engine import Engine
 from model_worker.kv_pool import KVPool
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.deterministic import DeterministicLM, deterministic_config
-from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry
+from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry, SlotSwap
 from tessera.values.identity import Epoch
 from tessera.values.model import KVGeometry, ModelInfo, WorkerDescription, WorkerLimits
 from tessera.values.sampling import SamplingParams
 
 EPOCH = Epoch(1, b"scheduler-number")
 GREEDY = SamplingParams(seed=0, temperature=0.0)
-VOCAB, BLOCK, NUM_BLOCKS, MAX_LEN = 97, 4, 24, 40
+VOCAB, BLOCK, NUM_BLOCKS, NUM_HOST_BLOCKS, MAX_LEN = 97, 4, 24, 12, 40
 LIMITS = WorkerLimits(max_num_seqs=4, max_num_batched_tokens=32)
 
 
@@ -54,6 +54,14 @@ def drop(slot: int, name: str = "r", attempt: int = 1, **changes: Any) -> SlotDr
     return SlotDrop(slot, request_id(name), attempt, **changes)
 
 
+def pairs(*sources_and_targets: tuple[int, int]) -> np.ndarray:
+    return np.array(sources_and_targets, dtype=np.int32).reshape(-1, 2)
+
+
+def swap(slot: int, table: Sequence[int], moves: Sequence[tuple[int, int]], name: str = "r", attempt: int = 1) -> SlotSwap:
+    return SlotSwap(slot, request_id(name), attempt, int32(table), pairs(*moves))
+
+
 @dataclass(frozen=True)
 class Row:
     """A row that computes `count` positions up to `context_len`."""
@@ -73,9 +81,9 @@ class EngineDriver:
 
     def __post_init__(self) -> None:
         config = self.model.config
-        kv = KVPool(config.num_layers, NUM_BLOCKS, BLOCK, config.num_kv_heads, config.head_dim)
+        self.pool = kv = KVPool(config.num_layers, NUM_BLOCKS, BLOCK, config.num_kv_heads, config.head_dim)
         info = ModelInfo("m", config.architecture, config.vocab_size, MAX_LEN, (), None, "", "")
-        geometry = KVGeometry(NUM_BLOCKS, BLOCK, kv.bytes_per_token, kv.geometry.kv_format)
+        geometry = KVGeometry(NUM_BLOCKS, BLOCK, kv.bytes_per_token, kv.geometry.kv_format, NUM_HOST_BLOCKS)
         self.engine = Engine(self.model, kv, WorkerDescription(b"b" * 16, info, geometry, LIMITS))
 
     def batch(
@@ -107,6 +115,10 @@ class EngineDriver:
         output = self.engine.execute(batch)
         self.step = batch.step_id
         return output
+
+    def kv(self, *block_ids: int, is_host: bool = False) -> list[bytes]:
+        """What blocks hold, bit for bit."""
+        return [block.kv.tobytes() for block in self.engine.read_blocks(block_ids, is_host=is_host)]
 
     def decode(self, slot: int, context_len: int, new_blocks: Sequence[int] = ()) -> int:
         """One decode of one slot by itself; the token."""

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from model_worker.host_pool import HostPool
 from model_worker.kv_pool import KVPool, KVPoolTooSmall, kv_bytes_per_token, num_blocks_for
 
 
@@ -41,3 +43,33 @@ def test_memory_becomes_resident_as_it_is_written() -> None:
     for layer in range(15):
         kv.keys(layer).fill_(1.0)
     assert resident_bytes() - before > 100 << 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_move_between_the_pools_whole_and_alone(dtype: torch.dtype) -> None:
+    kv = KVPool(2, 5, 16, 3, 8, dtype)
+    host = HostPool(kv, 4)
+    for block in range(5):
+        kv.raw_block(block).copy_(torch.randn(2, 2, 3, 16, 8))
+    before = [kv.block(block) for block in range(5)]
+    host.swap_out(np.array([[4, 0], [1, 3]], np.int32))
+    assert np.array_equal(host.block(0), before[4]) and np.array_equal(host.block(3), before[1])
+    assert not host.block(1).any() and not host.block(2).any()
+    host.swap_in(np.array([[3, 2], [2, 0]], np.int32))
+    assert np.array_equal(kv.block(2), before[1]) and not kv.block(0).any()
+    kv.copy_blocks(np.array([[4, 3], [2, 0]], np.int32))
+    assert np.array_equal(kv.block(3), before[4]) and np.array_equal(kv.block(0), before[1])
+    kv.zero_blocks(np.array([1, 3], np.int32))
+    held = [before[1], np.zeros_like(before[0]), before[1], np.zeros_like(before[0]), before[4]]
+    assert all(np.array_equal(kv.block(block), content) for block, content in enumerate(held))
+
+
+def test_a_host_pool_costs_nothing_until_it_is_used() -> None:
+    kv = KVPool(30, 16, 16, 3, 64)
+    before = resident_bytes()
+    host = HostPool(kv, 728)
+    assert resident_bytes() - before < 16 << 20
+    kv.raw_block(0).fill_(1.0)
+    host.swap_out(np.array([[0, block] for block in range(364)], np.int32))
+    assert resident_bytes() - before > 100 << 20
+    assert HostPool(kv, 0).num_blocks == 0

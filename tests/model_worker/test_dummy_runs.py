@@ -1,0 +1,76 @@
+"""Rows that belong to nobody: they cost what real ones would, and leave no trace."""
+
+import numpy as np
+import pytest
+from engine_driver import MAX_LEN, NUM_BLOCKS, VOCAB, EngineDriver, Row, drop, entry
+from tiny_llama import Pair
+from torch import Tensor
+
+from model_worker.batch import Batch
+from model_worker.kv_pool import KVPool
+from model_worker.models.deterministic import DeterministicLM, deterministic_config
+
+PROMPT = [5, 17, 3, 88, 41, 9]
+
+
+class WatchedLM(DeterministicLM):
+    """Keeps every batch it computes; raises while `is_broken`."""
+
+    def __init__(self) -> None:
+        super().__init__(deterministic_config(VOCAB, MAX_LEN))
+        self.batches: list[Batch] = []
+        self.is_broken = False
+
+    def forward(self, batch: Batch, kv: KVPool) -> Tensor:
+        self.batches.append(batch)
+        logits = super().forward(batch, kv)
+        assert kv.block(kv.null_block).any() == batch.block_tables.eq(kv.null_block).all()
+        if self.is_broken:
+            raise RuntimeError("the device is gone")
+        return logits
+
+
+def test_a_dummy_run_computes_rows_of_the_given_size_and_path() -> None:
+    driver = EngineDriver(model := WatchedLM())
+    output = driver.run([Row(0, 1, 9), Row(0, 1, 40), Row(0, 5, 7)], is_dummy_run=True)
+    assert output.token_counts.tolist() == [0, 0, 0] and len(output.token_ids) == 0 and output.row_errors == ()
+    (batch,) = model.batches
+    assert (batch.num_rows, batch.num_tokens, batch.num_decodes) == (3, 7, 2)
+    assert batch.context_lens.tolist() == [9, 40, 7] and batch.positions.tolist() == [8, 39, 2, 3, 4, 5, 6]
+
+
+def test_a_dummy_run_leaves_no_trace(pair: Pair) -> None:
+    """Beside a slot of a real model: pools, report and the slot's next token stay what they would have been."""
+    driver, undisturbed = EngineDriver(pair.ours), EngineDriver(pair.ours)
+    for each in (driver, undisturbed):
+        each.run([Row(0, 6, 6)], [entry(0, PROMPT, [7, 2])])
+    driver.run([Row(0, 1, 30), Row(0, 7, 7), Row(0, 9, 20)], is_dummy_run=True)
+    assert driver.kv(*range(NUM_BLOCKS)) == undisturbed.kv(*range(NUM_BLOCKS))
+    (slot,), (same) = driver.engine.report(1).slots, undisturbed.engine.report(1).slots[0]
+    assert np.array_equal(slot.token_ids, same.token_ids) and slot.computed_len == same.computed_len
+    assert driver.engine.report(1).last_write_step.tolist() == undisturbed.engine.report(1).last_write_step.tolist()
+    assert driver.engine.report(1).last_step == 2
+    # Padded reads still meet zeros.
+    longer = [*range(20, 40)]
+    rows, entries = [Row(0, 1, 7), Row(1, 20, 20)], [entry(1, longer, [8, 9, 10, 11, 12], "b")]
+    assert driver.run(rows, entries).token_ids.tolist() == undisturbed.run(rows, entries).token_ids.tolist()
+    rows = [Row(0, 1, 8), Row(1, 1, 21, [13])]
+    assert driver.run(rows).token_ids.tolist() == undisturbed.run(rows).token_ids.tolist()
+
+
+def test_drops_leave_with_a_dummy_run() -> None:
+    driver = EngineDriver()
+    driver.run([Row(0, 6, 6)], [entry(0, PROMPT, [7, 2])])
+    driver.run([Row(0, 1, 1)], drops=[drop(0)], is_dummy_run=True)
+    assert driver.engine.num_slots_held == 0
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_null_block_is_clear_after_a_dummy_run(is_broken: bool) -> None:
+    driver = EngineDriver(model := WatchedLM())
+    model.is_broken = is_broken
+    output = driver.run([Row(0, 3, 9)], is_dummy_run=True)
+    assert [(error.row, error.message) for error in output.row_errors] == [(0, "RuntimeError: the device is gone")] * is_broken
+    assert not driver.pool.block(NUM_BLOCKS).any()
+    model.is_broken = False
+    assert driver.run([Row(0, 6, 6)], [entry(0, PROMPT, [7, 2])]).row_errors == ()
