@@ -10,7 +10,7 @@ from kv_manager.block_tenants import BlockTenants
 from kv_manager.free_list import FreeList
 from kv_manager.hash_chain import TokenIds
 from kv_manager.host_pool import HostPool, HostPoolExhausted
-from kv_manager.integrity import check_content, check_pool
+from kv_manager.integrity import check_pool
 from kv_manager.prefix_cache import BlockChanges, PrefixCache
 from kv_manager.prefix_cache_stats import PrefixCacheStats
 from kv_manager.published_block import PublishedBlock
@@ -124,6 +124,7 @@ class BlockManager:
         if needed > len(self._free):
             return PoolExhausted(needed, len(self._free))
         self.stats.count(match.num_tokens, match.num_cached_tokens, resumed)
+        table.generation = self._cache.generation
         return self._fill(table, match, num_tokens)
 
     def append(self, table: BlockTable, num_tokens: int) -> list[int] | PoolExhausted:
@@ -135,6 +136,11 @@ class BlockManager:
         if not isinstance(fresh, PoolExhausted):
             table.block_ids += fresh
         return fresh
+
+    def num_shared_by_fork(self, parent: BlockTable, num_computed: int) -> int:
+        """Blocks that a child of this parent has from it by reference (see `fork`): so many fewer leave the free list."""
+        num_full = num_computed // self.block_size
+        return min(num_full, parent.num_published) if self._cache.publishes(parent) else num_full
 
     def fork(self, parent: BlockTable, child: BlockTable, num_computed: int, num_tokens: int) -> BlockPairs | PoolExhausted:
         """Fill the empty table of a child, for `num_tokens` tokens, with the KV of its parent's first `num_computed` positions. All or nothing.
@@ -151,9 +157,7 @@ class BlockManager:
         assert child.namespace == parent.namespace, "a child is of its parent's namespace"
         assert num_computed <= len(parent.block_ids) * self.block_size, "the parent's table does not cover what is shared"
         assert num_tokens > num_computed, "a sequence needs a position to compute"
-        num_shared = num_computed // self.block_size
-        if self.enable_prefix_caching:
-            num_shared = min(num_shared, parent.num_published)
+        num_shared = self.num_shared_by_fork(parent, num_computed)
         fresh = self._take(self.blocks_spanned(num_tokens) - num_shared, child)
         if isinstance(fresh, PoolExhausted):
             return fresh
@@ -162,6 +166,7 @@ class BlockManager:
             ref_counts[block_id] += 1
         child.block_ids = shared + fresh
         child.num_published = min(num_shared, parent.num_published)
+        child.generation = parent.generation
         child.digests = max(child.digests, parent.digests[: num_computed // self.block_size], key=len)
         return self._copied(zip(parent.block_ids[num_shared : self.blocks_spanned(num_computed)], fresh, strict=False))
 
@@ -257,6 +262,18 @@ class BlockManager:
             table.block_ids = []
             table.num_published = 0
 
+    def reset_cache(self) -> int:
+        """Forget the content of all blocks, free and held, and return how many were published: nothing computed so far is hit any more.
+
+        Tables go on with what they have, and publish nothing more until they are freed and allocated again; what others compute from now
+        on is published. The journal learns it by `take_changes`. (A takeover finds by the worker's report what tables still held then
+        have computed, and publishes that again: it is right for its tokens.)
+        """
+        self._pool_version += 1
+        num_forgotten = self._cache.reset()
+        self._free.refill([block_id for block_id, count in enumerate(self._blocks.ref_counts) if not count], [])
+        return num_forgotten
+
     def take_changes(self) -> BlockChanges:
         """What the journal has to learn: the present state of every block published or unpublished since the last call."""
         return self._cache.take_changes()
@@ -293,9 +310,8 @@ class BlockManager:
         """Assert that `tables` (all that hold blocks, of the pool or the host), reference counts, free lists and prefix index tell one
         story."""
         check_pool(tables, self._blocks, self._free)
-        check_content(tables, self._blocks)
         self._host.check_integrity([block_id for table in tables for block_id in table.host_block_ids])
-        self._cache.check_integrity()
+        self._cache.check_integrity(tables)
 
     def _fill(self, table: BlockTable, match: PrefixMatch, num_tokens: int) -> list[int]:
         """Give an empty table the match's blocks, then fresh ones, which are returned; there are as many as `blocks_needed` says."""

@@ -22,12 +22,3 @@ def check_pool(tables: Sequence[BlockTable], blocks: Blocks, free_list: FreeList
     assert set(free) == set(range(blocks.num_blocks)) - holders.keys(), "free and held blocks are not the whole pool"
     plain = [blocks.digests[block_id] is None for block_id in free]
     assert plain == sorted(plain, reverse=True), "a cached block would be handed out before one without content"
-
-
-def check_content(tables: Sequence[BlockTable], blocks: Blocks) -> None:
-    """Assert that of every table the first `num_published` blocks are published as it says, and no other is."""
-    for table in tables:
-        count = table.num_published
-        content = [blocks.digests[block_id] for block_id in table.block_ids]
-        assert content[:count] == table.digests[:count], "a published block holds something else than its table says"
-        assert all(digest is None for digest in content[count:]), "a block is published that its table still writes"

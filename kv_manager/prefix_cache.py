@@ -29,20 +29,25 @@ class PrefixCache:
     It writes the content columns of `blocks`, through the index.
     """
 
-    __slots__ = ("_blocks", "_changed", "_index", "_namespace", "_root", "is_enabled")
+    __slots__ = ("_blocks", "_changed", "_index", "_namespace", "_root", "generation", "is_enabled")
 
     def __init__(self, blocks: Blocks, namespace: bytes, is_enabled: bool) -> None:
         self.is_enabled = is_enabled
+        self.generation = 0
         self._blocks = blocks
         self._index: PrefixIndex = HashPrefixIndex(blocks)
         self._namespace, self._root = namespace, namespace_root(namespace)
         self._changed: set[int] = set()
 
+    def publishes(self, table: BlockTable) -> bool:
+        """Whether the blocks of a filled table are published as they become full: not where it was filled before a reset."""
+        return self.is_enabled and table.generation == self.generation
+
     def longest_match(self, table: BlockTable, token_ids: TokenIds) -> list[int]:
         """Blocks of the longest cached prefix that leaves a token to compute. Fills `table.digests`."""
         block_size, num_tokens = self._blocks.block_size, len(token_ids)
         usable = (num_tokens - 1) // block_size
-        if usable <= 0 or not self.is_enabled:
+        if usable <= 0 or not self.is_enabled or (table.host_block_ids and not self.publishes(table)):
             return []
         num_full = num_tokens // block_size
         rows = self._rows(token_ids, 0, num_full)
@@ -62,7 +67,7 @@ class PrefixCache:
     def publish(self, table: BlockTable, token_ids: TokenIds, num_tokens: int, step: int, num_journalled: int = 0) -> None:
         """See `BlockManager.publish`; the journal knows of the first `num_journalled` blocks already."""
         first, stop = table.num_published, num_tokens // self._blocks.block_size
-        if stop <= first or not self.is_enabled:
+        if stop <= first or not self.publishes(table):
             return
         assert stop <= len(table.block_ids), "more tokens computed than the table covers"
         rows = self._rows(token_ids, first, stop)
@@ -77,6 +82,17 @@ class PrefixCache:
         """A published block is handed out: its content goes."""
         self._index.remove(block_id)
         self._changed.add(block_id)
+
+    def reset(self) -> int:
+        """Forget everything. Returns how many blocks were published."""
+        digests = self._blocks.digests
+        published = [block_id for block_id, digest in enumerate(digests) if digest is not None]
+        for block_id in published:
+            digests[block_id] = None
+        self._changed.update(published)
+        self._index = HashPrefixIndex(self._blocks)
+        self.generation += 1
+        return len(published)
 
     def take_changes(self) -> BlockChanges:
         """The present state of every block published or unpublished since the last call."""
@@ -111,8 +127,14 @@ class PrefixCache:
         new = [block_id for block_id in self._changed if blocks.digests[block_id] is not None]
         return PublishedBlocks.concatenate([entries.select(holds), blocks.published(new)]), cached
 
-    def check_integrity(self) -> None:
-        """Assert that the index and the columns agree."""
+    def check_integrity(self, tables: Sequence[BlockTable]) -> None:
+        """Assert that index and columns agree, and that of every table the first `num_published` blocks are published as it says, and no
+        other is."""
+        for table in tables:
+            count = table.num_published if self.publishes(table) else 0
+            content = [self._blocks.digests[block_id] for block_id in table.block_ids]
+            assert content[:count] == table.digests[:count], "a published block holds something else than its table says"
+            assert all(digest is None for digest in content[count:]), "a block is published that its table still writes"
         self._index.check_integrity()
 
     def _adopt_table(self, held: HeldTable, recorded: EntriesByBlock, step: int) -> npt.NDArray[np.int64]:
