@@ -53,6 +53,7 @@ if __name__ == "__main__":
         "model": "deterministic",
         "listen": "127.0.0.1:0",
         "kv_cache_bytes": 64 * 16 * 8,
+        "swap_bytes": 20 * 16 * 8,
         "threads": 1,
         "heartbeat_ms": 50,
     }

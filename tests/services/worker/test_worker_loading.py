@@ -18,6 +18,7 @@ CONFIG = WorkerConfig(model="deterministic", kv_cache_bytes=1 << 16, threads=1)
     ("changes", "message"),
     [
         ({"kv_cache_bytes": 0}, "kv_cache_bytes must be at least 1, got 0"),
+        ({"swap_bytes": -1}, "swap_bytes must be at least 0, got -1"),
         ({"block_size": 24}, "block_size must be 1 or a multiple of 16, got 24"),
         (
             {"max_num_seqs": 100, "max_num_batched_tokens": 99},
@@ -64,5 +65,12 @@ def test_a_length_beyond_the_model_s_is_refused() -> None:
 
 
 def test_a_pool_without_room_for_a_block_is_refused() -> None:
-    with pytest.raises(KVPoolTooSmall, match="127"):
+    with pytest.raises(KVPoolTooSmall, match="kv_cache_bytes is 127, but one block of 16 tokens needs 128 bytes"):
         load_engine(replace(CONFIG, kv_cache_bytes=127))
+
+
+def test_a_host_pool_has_the_whole_blocks_that_fit_and_is_refused_where_none_does() -> None:
+    sizes = {swap_bytes: load_engine(replace(CONFIG, swap_bytes=swap_bytes)) for swap_bytes in (0, 128, 1000)}
+    assert [engine.description.geometry.num_host_blocks for engine in sizes.values()] == [0, 1, 7]
+    with pytest.raises(KVPoolTooSmall, match="swap_bytes is 127, but one block of 16 tokens needs 128 bytes"):
+        load_engine(replace(CONFIG, swap_bytes=127))

@@ -27,6 +27,7 @@ from worker_process import (
     int32,
     leader,
     report_of,
+    swap,
     worker_process,
 )
 
@@ -102,7 +103,8 @@ def test_a_worker_describes_itself(one: Leader) -> None:
     response = one.worker.stub.Describe(worker_pb2.DescribeRequest())
     description = convert.description_from_proto(response.description)
     assert description.model.architecture == "Deterministic" and description.model.vocab_size == VOCAB
-    assert (description.geometry.num_blocks, description.geometry.block_size) == (64, 16)
+    geometry = description.geometry
+    assert (geometry.num_blocks, geometry.block_size, geometry.num_host_blocks) == (64, 16, 20)
     assert convert.epoch_from_proto(response.epoch) == one.epoch
     assert one.attach().description == description
 
@@ -309,8 +311,9 @@ def test_an_attach_says_that_the_worker_lives_while_the_started_batch_runs(one: 
     assert report_of(call).last_step == one.step + 1
 
 
-def read_blocks(worker: WorkerProcess, *block_ids: int) -> list[Any]:
-    return list(worker.stub.ReadBlocks(worker_pb2.ReadBlocksRequest(block_ids=block_ids), timeout=TIMEOUT_S))
+def read_blocks(worker: WorkerProcess, *block_ids: int, is_host: bool = False) -> list[Any]:
+    request = worker_pb2.ReadBlocksRequest(block_ids=block_ids, is_host=is_host)
+    return list(worker.stub.ReadBlocks(request, timeout=TIMEOUT_S))
 
 
 def test_blocks_are_read_as_they_are(one: Leader) -> None:
@@ -322,6 +325,46 @@ def test_blocks_are_read_as_they_are(one: Leader) -> None:
     kv = [np.frombuffer(block.kv, "<f4").reshape(1, 2, 16, 1, 1) for block in (first, second)]
     assert kv[0].tobytes() == kv[1].tobytes() and np.count_nonzero(kv[0].view(np.uint32)[0, 0]) == 6
     assert never.last_write_step == 0 and not np.frombuffer(never.kv, "<f4").view(np.uint32).any()
+
+
+def test_a_slot_swapped_out_behind_a_batch_in_flight_is_reported_read_and_brought_back(one: Leader) -> None:
+    """The batch that samples has started when the one that swaps its slot out arrives; a takeover then finds the slot swapped out,
+    with the token, and its blocks in the host pool."""
+    execution, step = one.execute(), one.step
+    one.worker.gate.arm()
+    execution.send(step + 1, [(0, 6, 6)], [entry(0, PROMPT, [41], "a")])
+    one.worker.gate.wait_started()
+    execution.send(step + 2, swap_outs=(swap(0, [19], [(41, 19)], "a"),))
+    one.worker.gate.disarm()
+    one.worker.gate.let_go()
+    tokens = [*execution.output().token_ids.tolist(), *execution.output().token_ids.tolist()]
+    execution.run(step + 3, [(1, 6, 6)], [entry(1, PROMPT[::-1], [41], "b")])
+    (slot,) = [slot for slot in one.attach().slots if slot.slot == 0]
+    assert slot.is_swapped and slot.block_table.tolist() == [19] and slot.computed_len == 6
+    assert slot.token_ids.tolist() == PROMPT + tokens
+    (out,) = read_blocks(one.worker, 19, is_host=True)
+    assert (out.block_id, out.last_write_step) == (19, 0)
+    output = one.execute().run(one.step + 1, [(0, 1, 7)], swap_ins=(swap(0, [40], [(19, 40)], "a"),))
+    assert [*tokens, *output.token_ids.tolist()] == continuation(PROMPT, 2)
+    (back,) = read_blocks(one.worker, 40)
+    kv, held = (np.frombuffer(block.kv, "<u4").reshape(2, 16)[:, :6].tolist() for block in (back, out))
+    assert kv == held and back.last_write_step == one.step + 1
+
+
+def test_a_swap_that_does_not_fit_is_refused_and_the_worker_lives_on(one: Leader) -> None:
+    execution = one.execute()
+    execution.run(one.step + 1, [(0, 6, 6)], [entry(0, PROMPT, [3], "a")])
+    execution.send(one.step + 2, swap_outs=(swap(0, [20], [(3, 20)], "a"),))
+    refused = execution.next("refused")
+    assert refused.step_id == one.step + 2 and "swap out of slot 0: a block id outside the pool of 20" in refused.reason
+    one.attach()
+    assert one.execute().run(one.step + 1, [(0, 1, 7)]).token_ids.tolist() == continuation(PROMPT, 2)[1:]
+
+
+def test_a_dummy_run_answers_rows_without_tokens(one: Leader) -> None:
+    output = one.execute().run(one.step + 1, [(0, 1, 30), (0, 5, 9)], is_dummy_run=True)
+    assert output.token_counts.tolist() == [0, 0] and output.row_errors == ()
+    assert one.attach().slots == ()
 
 
 def test_reading_blocks_waits_for_the_started_batch_and_disturbs_no_stream(one: Leader) -> None:
@@ -350,6 +393,13 @@ def test_blocks_that_cannot_be_read_are_named(one: Leader, block_ids: list[int],
     with pytest.raises(grpc.RpcError) as refused:
         read_blocks(one.worker, *block_ids)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and problem in refused.value.details()
+
+
+def test_host_blocks_that_cannot_be_read_are_named(one: Leader) -> None:
+    assert len(read_blocks(one.worker, 0, 19, is_host=True)) == 2
+    with pytest.raises(grpc.RpcError) as refused:
+        read_blocks(one.worker, 20, is_host=True)
+    assert "20 is not below num_host_blocks, 20" in refused.value.details()
 
 
 def test_a_worker_stopped_and_continued_answers_to_its_present_leader_only(tmp_path: Path) -> None:

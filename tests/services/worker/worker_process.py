@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 
 from services.worker import convert
-from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry
+from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry, SlotSwap
 from tessera.values.identity import Epoch
 from tessera.values.protocol import PROTOCOL_VERSION
 from tessera.values.report import WorkerReport
@@ -42,14 +42,20 @@ def entry(slot: int, token_ids: Sequence[int], table: Sequence[int], name: str, 
     return SlotEntry(slot, name.encode().ljust(16, b"."), token_ids=int32(token_ids), block_table=int32(table), **fields)
 
 
+def swap(slot: int, table: Sequence[int], moves: Sequence[tuple[int, int]], name: str) -> SlotSwap:
+    pairs = np.array(moves, dtype=np.int32).reshape(-1, 2)
+    return SlotSwap(slot, name.encode().ljust(16, b"."), 1, int32(table), pairs)
+
+
 def batch_of(
     under: tuple[Epoch, int],
     step_id: int,
     rows: Sequence[tuple[int, int, int]] = (),
     entries: Sequence[SlotEntry] = (),
     drops: Sequence[SlotDrop] = (),
+    **moves: Any,
 ) -> ScheduledBatch:
-    """A batch of rows (slot, positions, context_len) without new blocks."""
+    """A batch of rows (slot, positions, context_len) without new blocks; `moves`: what it swaps, copies and zeroes."""
     return ScheduledBatch(
         epoch=under[0],
         nonce=under[1],
@@ -63,6 +69,7 @@ def batch_of(
         new_block_counts=int32([0] * len(rows)),
         new_block_ids=int32([]),
         num_decodes=next((i for i, row in enumerate(rows) if row[1] > 1), len(rows)),
+        **moves,
     )
 
 
