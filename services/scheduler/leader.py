@@ -234,7 +234,7 @@ class Leader:
     def _note_idle(self, now: int) -> None:
         """Say once per idle time how much there is, and check once that all parts tell one story."""
         load = self.scheduler.load()
-        if load.num_running or load.num_waiting:
+        if load.num_running or load.num_waiting or load.num_swapped:
             self._idle_since_us, self._is_checked = None, False
         elif self._idle_since_us is None:
             self._idle_since_us = now

@@ -8,6 +8,7 @@ from services.scheduler.core.batch_policy import BATCH_POLICIES
 from services.scheduler.core.departure import move_away
 from services.scheduler.core.lifecycle import Lifecycle
 from services.scheduler.core.placement import Placement, Placer
+from services.scheduler.core.preemption import Preemption
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
@@ -22,11 +23,7 @@ CHUNK_GRAIN = 64
 
 
 class Batcher:
-    """Chooses rows, admits from the queue and preempts; the only place that decides who gets blocks.
-
-    Preemption frees all blocks of the latest admitted sequence and puts it at the head of the queue, tokens kept. So the oldest
-    running sequence is never a victim, and always ends: there is no livelock.
-    """
+    """Chooses rows, admits from the queue and preempts; the only place that decides who gets blocks."""
 
     def __init__(self, config: Config, lifecycle: Lifecycle) -> None:
         self._config = config
@@ -35,7 +32,7 @@ class Batcher:
         self._placer = Placer(config, lifecycle)
         self._fill = BATCH_POLICIES[config.policy]
         self._cuts_evenly = config.policy == "prefill_first"
-        self.num_preemptions = 0
+        self.preemption = Preemption(config, lifecycle)
         self.recomputed_positions = 0
 
     def plan(self, replica: Replica, now_us: int) -> StepPlan:
@@ -52,6 +49,8 @@ class Batcher:
     def add_decodes(self, step: "_Step") -> bool:
         """See `StepRows`."""
         self._add_decodes(step.replica, step.plan, step.running)
+        if step.replica.swapped:
+            self._swap_in(step)
         return bool(step.plan.num_decodes)
 
     def add_prefills(self, step: "_Step") -> bool:
@@ -68,6 +67,17 @@ class Batcher:
             if placement is None or placement.sequence.request_id in strong or not self._admit(placement, plan, step.now_us):
                 break
         return len(plan.sequences) > num_before
+
+    def _swap_in(self, step: "_Step") -> None:
+        """Bring back who was swapped out, after the running ones have grown and before anybody is admitted; each with its next row, unless
+        it has to enter its slot anew first."""
+        replica, plan = step.replica, step.plan
+        while not plan.is_full and (found := self.preemption.next_swap_in(replica)) is not None:
+            sequence, match, positions = found
+            self._lifecycle.swap_in(sequence, match, positions)
+            if sequence.has_entered:
+                self._add_decodes(replica, plan, [sequence])
+                step.running.append(sequence)
 
     def _pace(self, replica: Replica, plan: StepPlan, running: Items[Sequence]) -> None:
         """Where decodes would wait for this step, leave it only as many positions as are expected to take `itl_target_ms`."""
@@ -183,12 +193,7 @@ class Batcher:
             grown = replica.manager.append(sequence.table, sequence.ledger.scheduled_len + count)
             if not isinstance(grown, PoolExhausted):
                 return grown
-            # Nobody who is in this step's batch: it would have to leave it again. The sequence itself is not in it yet.
-            victim = next(other for other in reversed(replica.running.values()) if other not in plan)
-            self._lifecycle.send_back(victim)
-            victim.note_preemption()
-            self.num_preemptions += 1
-            if victim is sequence:
+            if self.preemption.make_room(replica, plan, sequence) is sequence:
                 return None
 
 
@@ -199,7 +204,7 @@ class _Step:
     batcher: Batcher
     replica: Replica
     plan: StepPlan
-    running: list[Sequence]  # when it began, in order of admission
+    running: list[Sequence]  # when it began, in order of rank
     now_us: int
 
     def add_decodes(self) -> bool:

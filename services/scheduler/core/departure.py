@@ -14,7 +14,7 @@ def move_away(lifecycle: Lifecycle, leaving: Replica) -> None:
     moved: list[Sequence] = []
     tokens_left = sum(min(replica.tokens_max - replica.num_pending_tokens, replica.num_free_tokens) for replica in others)
     seats_left = sum(replica.seats_left for replica in others)
-    for sequence in leaving.running.values():
+    for sequence in (*leaving.swapped.values(), *leaving.running.values()):
         num_tokens = sequence.ledger.num_tokens
         is_too_much = num_tokens > tokens_left if moved else not _has_room(others, num_tokens)
         if is_too_much or len(moved) == seats_left:

@@ -1,5 +1,7 @@
 """The moves a sequence can make, each with everything that has to change with it: queue, slot, blocks, journal."""
 
+from kv_manager.block_manager import PrefixMatch
+from kv_manager.host_pool import HostPoolExhausted
 from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.request_book import RequestBook
@@ -33,7 +35,7 @@ class Lifecycle:
         self.waiting.push(sequence)
 
     def send_back(self, sequence: Sequence) -> None:
-        """A running sequence loses slot and blocks and waits, tokens kept."""
+        """A running or swapped sequence loses slot and blocks and waits, tokens kept."""
         self._vacate(sequence, None)
         self.requeue(sequence)
 
@@ -43,10 +45,23 @@ class Lifecycle:
         self.waiting.push(sequence)
         self.book.touch(sequence)
 
+    def swap_out(self, sequence: Sequence) -> HostPoolExhausted | None:
+        """A running sequence gives up its blocks for host blocks and keeps its slot; nothing changes where these are too few."""
+        exhausted = self._replica_of(sequence).swap_out(sequence)
+        if exhausted is None:
+            self.book.touch(sequence)
+        return exhausted
+
+    def swap_in(self, sequence: Sequence, match: PrefixMatch, num_tokens: int) -> None:
+        """A swapped sequence runs again, with blocks for `num_tokens` tokens, which the caller has counted as free."""
+        exhausted = self._replica_of(sequence).swap_in(sequence, match, num_tokens)
+        assert exhausted is None, f"counted as fitting: {exhausted}"
+        self.book.touch(sequence)
+
     def restart_from(self, sequence: Sequence, output_token_ids: tuple[int, ...]) -> None:
         """A live sequence waits with another output."""
         held_len = sequence.held_len
-        if sequence.status is SequenceStatus.RUNNING:
+        if sequence.slot is not None:
             self.send_back(sequence)
         self.waiting.remove(sequence)
         sequence.restart_from(output_token_ids, held_len)
@@ -55,7 +70,7 @@ class Lifecycle:
 
     def end(self, sequence: Sequence, finish: Finish, now_us: int) -> None:
         """A live sequence takes its terminal mark and gives up what it has."""
-        if sequence.status is SequenceStatus.RUNNING:
+        if sequence.slot is not None:
             self._vacate(sequence, finish)
         else:
             self.waiting.remove(sequence)
@@ -91,16 +106,21 @@ class Lifecycle:
         for sequence in self.book:
             own = self.fleet.get(sequence.worker)
             runs = own is not None and own.running.get(sequence.request_id) is sequence
+            is_swapped = own is not None and own.swapped.get(sequence.request_id) is sequence
             assert runs == (sequence.status is SequenceStatus.RUNNING)
+            assert is_swapped == (sequence.status is SequenceStatus.SWAPPED)
             assert (sequence in self.waiting) == (sequence.status is SequenceStatus.WAITING)
             if sequence.finish is not None:
                 assert sequence.output_len == sequence.finish.output_len
             elif sequence.rules is not None:
                 assert sequence.ledger.num_tokens < sequence.tokens_max, "a request went on beyond its end"
-        num_running = sum(len(replica.running) for replica in self.fleet)
-        assert num_running + len(self.waiting) + self.book.num_finished == len(self.book)
+        num_held = sum(len(replica.running) + len(replica.swapped) for replica in self.fleet)
+        assert num_held + len(self.waiting) + self.book.num_finished == len(self.book)
 
     def _vacate(self, sequence: Sequence, finish: Finish | None) -> None:
+        self._replica_of(sequence).vacate(sequence, finish)
+
+    def _replica_of(self, sequence: Sequence) -> Replica:
         replica = self.fleet.get(sequence.worker)
         assert replica is not None
-        replica.vacate(sequence, finish)
+        return replica

@@ -7,17 +7,19 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from kv_manager.block_manager import BlockManager
+from kv_manager.block_manager import BlockManager, BlockPairs, PoolExhausted, PrefixMatch
 from kv_manager.block_table import BlockTable, HeldTable
+from kv_manager.host_pool import HostPoolExhausted
 from kv_manager.published_block import PublishedBlock
 from services.scheduler.core.errors import BadOutput
 from services.scheduler.core.held_blocks import kv_namespace, table_namespace
+from services.scheduler.core.queue_order import running_rank
 from services.scheduler.core.record import BlockDelta
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.step_plan import IssuedBatch, StepPlan
 from services.scheduler.core.step_times import StepTimes
-from tessera.values.batch import NO_BLOCKS, ScheduledBatch, ScheduledBatchOutput, SlotDrop
+from tessera.values.batch import NO_BLOCKS, ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotSwap
 from tessera.values.config import Config
 from tessera.values.finish import Finish
 from tessera.values.identity import Epoch
@@ -38,8 +40,9 @@ class Orphan:
 class Replica:
     """One worker between two attaches; every attach makes a new one from the worker's report (`adopt` before use).
 
-    `running` is in order of admission. A slot is free again as soon as its drop is queued: drops leave with the next batch, before
-    any entry. Blocks likewise: a worker executes batches in order, so whoever gets a block writes it after everybody before.
+    `running` is in order of `running_rank`; who is in `swapped` keeps its slot. A slot is free again as soon as its drop is queued: drops
+    leave with the next batch, before any entry. Blocks likewise: a worker executes batches in order, so whoever gets a block writes
+    it after everybody before.
     """
 
     def __init__(self, name: str, report: WorkerReport, config: Config) -> None:
@@ -67,8 +70,11 @@ class Replica:
         self.is_attached = True
         self.is_leaving = False  # it has said that it is to end
         self.running: dict[bytes, Sequence] = {}
+        self.swapped: dict[bytes, Sequence] = {}
         self.orphans: dict[bytes, Orphan] = {}
         self.drops: list[SlotDrop] = []
+        self.swap_outs: list[SlotSwap] = []
+        self.swap_ins: list[SlotSwap] = []
         self.in_flight: deque[IssuedBatch] = deque()
         self.block_deltas: list[BlockDelta] = []
         self.attempts: dict[bytes, int] = {}  # the highest that the report names, of every request in it
@@ -79,6 +85,8 @@ class Replica:
         self.given_up: dict[
             bytes, SlotReport
         ] = {}  # orphans' slots that nobody has come for in time, or who came with other tokens
+        self._late_drops: list[SlotDrop] = []  # for the batch after the next
+        self._rank = running_rank(config.queue_order)
         self._last_step = report.last_step
         self._free_slots: list[int] = []
 
@@ -88,9 +96,15 @@ class Replica:
         return self.description.boot_id
 
     @property
+    def has_orders(self) -> bool:
+        """Whether the worker is to be told anything beside rows: slots to drop or to swap."""
+        return bool(self.drops or self.swap_outs or self.swap_ins)
+
+    @property
     def seats_left(self) -> int:
-        """How many more sequences may run: up to the limit, and with slots that no orphan holds."""
-        return min(self.running_max - len(self.running), len(self._free_slots))
+        """How many more sequences may be admitted: up to the limit, with slots that no orphan holds; and none while somebody is swapped out,
+        who comes back first."""
+        return min(self.running_max - len(self.running), len(self._free_slots)) if not self.swapped else 0
 
     @property
     def takes_requests(self) -> bool:
@@ -131,10 +145,7 @@ class Replica:
         `published` are the prefix-cache entries that hold. Drops for the other slots are the caller's.
         """
         for sequence, slot in held:
-            sequence.continue_in(slot, self.name)
-            self.running[sequence.request_id] = sequence
-            if not sequence.has_entered:
-                self._queue_drop(sequence, None)
+            self._go_on(sequence, slot)
         self.orphans = {slot.request_id: Orphan(slot, _reported_table(slot)) for slot in orphans}
         tables = [HeldTable(sequence.table, slot.token_ids, slot.computed_len) for sequence, slot in held]
         tables += [HeldTable(orphan.table, orphan.slot.token_ids, orphan.slot.computed_len) for orphan in self.orphans.values()]
@@ -161,10 +172,7 @@ class Replica:
         """The orphan's request has come: it goes on in its slot, as far as its ids agree (checked by the caller)."""
         orphan = self.orphans.pop(sequence.request_id)
         sequence.table = orphan.table
-        sequence.continue_in(orphan.slot, self.name)
-        self.running[sequence.request_id] = sequence
-        if not sequence.has_entered:
-            self._queue_drop(sequence, None)
+        self._go_on(sequence, orphan.slot)
 
     def drop_orphan(self, request_id: bytes) -> None:
         """Give up an orphan's slot and blocks."""
@@ -183,33 +191,78 @@ class Replica:
     def seat(self, sequence: Sequence) -> None:
         """Give an admitted sequence, whose table is filled, the lowest free slot."""
         sequence.run(self.name, heappop(self._free_slots))
-        self.running[sequence.request_id] = sequence
+        self._add_running(sequence)
+
+    def swap_out(self, sequence: Sequence) -> HostPoolExhausted | None:
+        """Move the KV of a running sequence to the host, by the next batch; what batches in flight compute moves with it. All or nothing."""
+        assert sequence.has_entered, "the worker holds other ids in this slot"
+        pairs = self.manager.swap_out(sequence.table, sequence.ledger.scheduled_len)
+        if isinstance(pairs, HostPoolExhausted):
+            return pairs
+        sequence.swap_out()
+        self.swapped[sequence.request_id] = self.running.pop(sequence.request_id)
+        self.swap_outs.append(_swap(sequence, sequence.table.host_block_ids, pairs))
+        return None
+
+    def swap_in(self, sequence: Sequence, match: PrefixMatch, num_tokens: int) -> PoolExhausted | None:
+        """Move the KV of a swapped sequence back into the pool, by the next batch, with blocks for `num_tokens` tokens; only where nothing of
+        it is in flight. All or nothing.
+
+        Where the worker holds other ids in its slot, it enters that anew after that batch, with its KV kept.
+        """
+        assert not sequence.ledger.positions_in_flight, "outputs of a swapped sequence are still to come"
+        pairs = self.manager.swap_in(sequence.table, match, num_tokens)
+        if isinstance(pairs, PoolExhausted):
+            return pairs
+        sequence.swap_in()
+        del self.swapped[sequence.request_id]
+        self._add_running(sequence)
+        self.swap_ins.append(_swap(sequence, sequence.table.block_ids, pairs))
+        if not sequence.has_entered:
+            self._late_drops.append(_drop(sequence, None))
+        return None
+
+    def is_swapping_in(self, sequence: Sequence) -> bool:
+        """Whether a running sequence's KV comes back with the next batch: until then it cannot leave again."""
+        return any(swap.slot == sequence.slot for swap in self.swap_ins)
 
     def vacate(self, sequence: Sequence, finish: Finish | None) -> None:
         """Take slot and blocks from a sequence; `finish` None means that it will be back."""
         assert sequence.slot is not None
-        del self.running[sequence.request_id]
-        self._queue_drop(sequence, finish)
+        del (self.running if sequence.status is SequenceStatus.RUNNING else self.swapped)[sequence.request_id]
+        self.drops.append(_drop(sequence, finish))
         heappush(self._free_slots, sequence.slot)
         self.manager.free(sequence.table)
 
     def lose(self) -> list[Sequence]:
-        """The worker is gone: take everything from its sequences, and return them in order of admission. Its next report tells of
-        orphans anew."""
+        """The worker is gone: take everything from its sequences, swapped ones too, and return them. Its next report tells of orphans anew."""
         self.is_attached = False
         self.in_flight.clear()
         for orphan in self.orphans.values():
             self.manager.free(orphan.table)
             heappush(self._free_slots, orphan.slot.slot)
         self.orphans.clear()
-        lost = list(self.running.values())
+        lost = [*self.running.values(), *self.swapped.values()]
         for sequence in lost:
             self.vacate(sequence, None)
         return lost
 
-    def _queue_drop(self, sequence: Sequence, finish: Finish | None) -> None:
-        assert sequence.slot is not None
-        self.drops.append(SlotDrop(sequence.slot, sequence.request_id, sequence.attempt, finish))
+    def _go_on(self, sequence: Sequence, slot: SlotReport) -> None:
+        """A sequence goes on in a reported slot. Where the slot's ids differ it enters the slot anew: a swapped one once it is back."""
+        sequence.continue_in(slot, self.name)
+        if slot.is_swapped:
+            self.swapped[sequence.request_id] = sequence
+            return
+        self._add_running(sequence)
+        if not sequence.has_entered:
+            self.drops.append(_drop(sequence, None))
+
+    def _add_running(self, sequence: Sequence) -> None:
+        """Put a sequence into `running`, which stays in order."""
+        last = next(reversed(self.running.values()), None)
+        self.running[sequence.request_id] = sequence
+        if last is not None and self._rank(last) > self._rank(sequence):
+            self.running = {item.request_id: item for item in sorted(self.running.values(), key=self._rank)}
 
     # -- batches
 
@@ -218,7 +271,9 @@ class Replica:
         step_id = self.next_step
         self.next_step += 1
         self.in_flight.append(plan.issued(step_id))
-        drops, self.drops = tuple(self.drops), []
+        drops, self.drops, self._late_drops = tuple(self.drops), self._late_drops, []
+        swap_outs, self.swap_outs = tuple(self.swap_outs), []
+        swap_ins, self.swap_ins = tuple(self.swap_ins), []
         zero_blocks = self.manager.seal_batch()
         return ScheduledBatch(
             epoch=epoch,
@@ -233,6 +288,8 @@ class Replica:
             new_block_counts=np.array(plan.new_block_counts, np.int32),
             new_block_ids=np.array(plan.new_block_ids, np.int32),
             num_decodes=plan.num_decodes,
+            swap_outs=swap_outs,
+            swap_ins=swap_ins,
             zero_blocks=np.array(zero_blocks, np.int32) if zero_blocks else NO_BLOCKS,
         )
 
@@ -269,28 +326,50 @@ class Replica:
 
     def check_integrity(self) -> None:
         """Assert that sequences, slots, blocks and batches in flight tell one story."""
-        tables = [sequence.table for sequence in self.running.values()] + [orphan.table for orphan in self.orphans.values()]
+        held = [*self.running.values(), *self.swapped.values()]
+        tables = [sequence.table for sequence in held] + [orphan.table for orphan in self.orphans.values()]
         self.manager.check_integrity(tables)
         taken = [orphan.slot.slot for orphan in self.orphans.values()] + self._free_slots
-        for sequence in self.running.values():
+        for sequence in held:
             assert sequence.slot is not None
             taken.append(sequence.slot)
         assert sorted(taken) == list(range(self.description.limits.max_num_seqs)), "a slot is lost or taken twice"
-        flying: dict[bytes, int] = dict.fromkeys(self.running, 0)
+        ranks = [self._rank(sequence) for sequence in self.running.values()]
+        assert ranks == sorted(ranks), "the running ones are out of order"
+        assert not (self.swap_outs or self.swap_ins), "a swap waits for a batch"
+        flying: dict[bytes, int] = {sequence.request_id: 0 for sequence in held}
         for batch in self.in_flight:
             for sequence, attempt, count in zip(batch.sequences, batch.attempts, batch.counts, strict=True):
-                if self.running.get(sequence.request_id) is sequence and sequence.attempt == attempt:
+                if sequence in held and sequence.attempt == attempt:
                     flying[sequence.request_id] += count
-        for request_id, sequence in self.running.items():
+        for sequence in held:
             ledger, size = sequence.ledger, self.manager.block_size
-            assert sequence.status is SequenceStatus.RUNNING and sequence.worker == self.name
-            assert ledger.positions_in_flight == flying[request_id], "positions in flight are not those of the batches"
+            is_swapped = self.swapped.get(sequence.request_id) is sequence
+            status = SequenceStatus.SWAPPED if is_swapped else SequenceStatus.RUNNING
+            assert sequence.status is status and sequence.worker == self.name
+            assert ledger.positions_in_flight == flying[sequence.request_id], "positions in flight are not those of the batches"
             assert ledger.computed_len < ledger.num_tokens
-            assert len(sequence.table.block_ids) * size >= ledger.scheduled_len, "a table is too short"
+            num_blocks = len(sequence.table.host_block_ids if is_swapped else sequence.table.block_ids)
+            assert num_blocks * size >= ledger.scheduled_len, "a table is too short"
             if self.manager.enable_prefix_caching:
                 assert sequence.table.num_published <= ledger.computed_len // size
 
 
 def _reported_table(slot: SlotReport) -> BlockTable:
     """The table of a slot that nobody owns yet."""
-    return BlockTable(slot.block_table.tolist(), namespace=table_namespace(slot.cache_salt))
+    block_ids, namespace = slot.block_table.tolist(), table_namespace(slot.cache_salt)
+    if slot.is_swapped:
+        return BlockTable(host_block_ids=tuple(block_ids), namespace=namespace)
+    return BlockTable(block_ids, namespace=namespace)
+
+
+def _drop(sequence: Sequence, finish: Finish | None) -> SlotDrop:
+    assert sequence.slot is not None
+    return SlotDrop(sequence.slot, sequence.request_id, sequence.attempt, finish)
+
+
+def _swap(sequence: Sequence, block_ids: Iterable[int], pairs: BlockPairs) -> SlotSwap:
+    """A slot's new table, and what is copied for it."""
+    assert sequence.slot is not None
+    table, columns = np.fromiter(block_ids, np.int32), np.array(pairs, np.int32).reshape(-1, 2)
+    return SlotSwap(sequence.slot, sequence.request_id, sequence.attempt, table, columns)

@@ -25,6 +25,7 @@ from services.scheduler.core.record import Arrival
 from services.scheduler.core.recovered import Recovered
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.stop_rules import stop_string_wins
 from services.scheduler.core.suspects import GUILTY_AFTER
 from services.scheduler.core.takeover import adopt_orphans, attach, new_ledger, restore
@@ -172,13 +173,13 @@ class Scheduler:
     def schedule(self, name: str, now_us: int) -> ScheduledBatch | None:
         """The next batch for a worker; None while it is not attached, has enough in flight, or has nothing to do.
 
-        A batch without rows only drops slots.
+        A batch without rows only drops slots or swaps them.
         """
         replica = self._fleet.get(name)
         if replica is None or not replica.is_attached or len(replica.in_flight) >= replica.batches_max:
             return None
         plan = self._batcher.plan(replica, now_us)
-        if not plan.sequences and not replica.drops:
+        if not plan.sequences and not replica.has_orders:
             return None
         if not replica.in_flight:
             replica.progress_us = now_us
@@ -258,7 +259,10 @@ class Scheduler:
 
     def load(self) -> Load:
         """Present counts, and totals since the start."""
-        return Load.of(self._lifecycle, self._totals, self._batcher.recomputed_positions, self._batcher.num_preemptions)
+        preemption = self._batcher.preemption
+        return Load.of(
+            self._lifecycle, self._totals, self._batcher.recomputed_positions, preemption.count, preemption.num_swap_outs
+        )
 
     @property
     def num_unfinished(self) -> int:
@@ -349,7 +353,7 @@ class Scheduler:
         """Apply one row: `count` positions are computed, and at most one token is sampled."""
         ledger, table, manager = sequence.ledger, sequence.table, replica.manager
         ledger.commit(count, sampled)
-        if ledger.computed_len // manager.block_size > table.num_published:
+        if ledger.computed_len // manager.block_size > table.num_published and sequence.status is SequenceStatus.RUNNING:
             manager.publish(table, ledger.token_ids, ledger.computed_len, replica.applied_step)
         if not sampled:
             return

@@ -106,6 +106,15 @@ class Sequence:
         self._move(SequenceStatus.WAITING)
         self._leave()
 
+    def swap_out(self) -> None:
+        """The KV moves to the worker's host memory; slot, attempt and what is in flight stay."""
+        self._move(SequenceStatus.SWAPPED)
+        self.cursor.num_blocks = 0
+
+    def swap_in(self) -> None:
+        """The KV is in the worker's pool again; the table is filled already."""
+        self._move(SequenceStatus.RUNNING)
+
     def end(self, finish: Finish, now_us: int) -> None:
         """Take the terminal mark; tokens beyond it are cut. The table is empty already."""
         self._move(SequenceStatus.ABORTED if finish.reason is FinishReason.ABORTED else SequenceStatus.FINISHED)
@@ -150,14 +159,18 @@ class Sequence:
         """
         if self._is_extended_by(slot):
             self.ledger.token_ids = slot.token_ids.tolist()
-        if self.status is not SequenceStatus.RUNNING:
-            self._move(SequenceStatus.RUNNING)
+        status = SequenceStatus.SWAPPED if slot.is_swapped else SequenceStatus.RUNNING
+        if self.status is not status:
+            self._move(status)
         self.worker, self.slot, self.attempt = worker, slot.slot, slot.attempt
         self.has_entered = len(slot.token_ids) == self.ledger.num_tokens and self._begins(
             slot.token_ids, self.ledger.num_tokens
         )
         self.ledger.restart(slot.computed_len)
-        self.table.block_ids = slot.block_table.tolist()
+        if slot.is_swapped:
+            self.table.host_block_ids = tuple(slot.block_table.tolist())
+        else:
+            self.table.block_ids = slot.block_table.tolist()
         self.cursor.num_blocks = 0
 
     def enter(self) -> SlotEntry:
@@ -206,7 +219,7 @@ class Sequence:
         )
 
     def _leave(self) -> None:
-        assert not self.table.block_ids, "a sequence that does not run holds no blocks"
+        assert not (self.table.block_ids or self.table.host_block_ids), "a sequence that does not run holds no blocks"
         self.worker, self.slot, self.has_entered = "", None, False
         self.ledger.restart(0)
         self.held_len = self.cursor.num_blocks = 0
