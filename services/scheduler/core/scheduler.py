@@ -215,6 +215,10 @@ class Scheduler:
         if self._lifecycle.suspects:
             self._lifecycle.suspects.clear(issued.sequences)
 
+    def reset_prefix_cache(self) -> int:
+        """Forget what the workers' blocks have cached, and return of how many; what runs goes on (see `BlockManager.reset_cache`)."""
+        return sum(replica.manager.reset_cache() for replica in self._lifecycle.fleet)
+
     def set_durable_step(self, name: str, boot_id: bytes, step_id: int) -> None:
         """The journal has what outputs of this boot up to `step_id` changed: the worker may forget slots dropped until then."""
         replica = self._fleet.get(name)

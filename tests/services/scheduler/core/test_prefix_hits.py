@@ -228,3 +228,22 @@ def test_a_slot_of_another_tenant_is_not_gone_on_with() -> None:
     (slot,) = rig.worker.report().slots
     assert rig.sequence(1).agrees_with(slot)
     assert not rig.sequence(1).agrees_with(replace(slot, cache_salt="bert"))
+
+
+def test_a_reset_cache_is_hit_no_more_and_the_store_knows() -> None:
+    rig = rig_of()
+    rig.submit(1, numbers(9), max_tokens=3)
+    rig.finish_all()
+    rig.submit(2, numbers(9, 50), max_tokens=8)
+    rig.step()
+    rig.step()
+    assert len(published(rig)) == rig.scheduler.reset_prefix_cache() == 4
+    rig.submit(3, numbers(9), max_tokens=3)
+    rig.step()
+    assert published(rig) <= set(rig.sequence(3).table.block_ids)
+    rig.finish_all()
+    rig.submit(4, numbers(9), max_tokens=3)
+    rig.finish_all()
+    assert [rig.sequence(number).num_cached_tokens for number in (3, 4)] == [0, 8]
+    for number in (1, 2, 3, 4):
+        rig.assert_as_alone(number)
