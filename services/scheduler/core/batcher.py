@@ -113,7 +113,7 @@ class Batcher:
         return True
 
     def _add_decodes(self, replica: Replica, plan: StepPlan, sequences: Items[Sequence]) -> None:
-        block_size = replica.manager.block_size
+        block_size, row_len = replica.manager.block_size, 1 + replica.num_speculative_tokens
         for sequence in sequences:
             if plan.is_full:
                 return
@@ -121,11 +121,13 @@ class Batcher:
             position = sequence.next_decode()
             if position is None or sequence.status is not SequenceStatus.RUNNING:
                 continue
+            count = 1 if row_len == 1 else min(row_len, plan.tokens_left, sequence.tokens_max - 1 - position)
             new_block_ids: Items[int] | None = ()
-            if position == len(sequence.table.block_ids) * block_size:
-                new_block_ids = self._grow(replica, plan, sequence, 1)
+            if position + count > len(sequence.table.block_ids) * block_size:
+                count = _affordable(replica, sequence, position, count)
+                new_block_ids = self._grow(replica, plan, sequence, count) if count else None
             if new_block_ids is not None:
-                plan.add_decode(sequence, position, new_block_ids)
+                plan.add_decode(sequence, position, new_block_ids, count)
 
     def _add_prefills(self, replica: Replica, plan: StepPlan, sequences: Items[Sequence]) -> None:
         for sequence in sequences:
@@ -212,3 +214,18 @@ class _Step:
 
     def add_prefills(self) -> bool:
         return self.batcher.add_prefills(self)
+
+
+def _affordable(replica: Replica, sequence: Sequence, position: int, count: int) -> int:
+    """How many of a decode's `count` positions from `position` on, which its table does not cover, it is to have blocks for.
+
+    Drafts take no block that a neighbour's next token may need. 0: not even the first has one, but drafts in flight may leave room for it.
+    """
+    manager = replica.manager
+    num_covered = len(sequence.table.block_ids) * manager.block_size - position
+    num_spare = max(0, manager.num_free_blocks - len(replica.running) + 1)
+    if not num_covered and not num_spare:
+        if not manager.num_free_blocks and sequence.ledger.drafts_in_flight:
+            return 0
+        num_spare = 1
+    return min(count, num_covered + num_spare * manager.block_size)

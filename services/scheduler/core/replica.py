@@ -11,7 +11,6 @@ from kv_manager.block_manager import BlockManager, BlockPairs, PoolExhausted, Pr
 from kv_manager.block_table import BlockTable, HeldTable
 from kv_manager.host_pool import HostPoolExhausted
 from kv_manager.published_block import PublishedBlock
-from services.scheduler.core.errors import BadOutput
 from services.scheduler.core.held_blocks import kv_namespace, table_namespace
 from services.scheduler.core.queue_order import running_rank
 from services.scheduler.core.record import BlockDelta
@@ -59,7 +58,9 @@ class Replica:
             config.secure_zero,
         )
         self.tokens_max = min(config.max_num_batched_tokens, limits.max_num_batched_tokens)
-        self.running_max = min(config.max_num_seqs, limits.max_num_seqs, self.tokens_max)
+        self.num_speculative_tokens = min(config.num_speculative_tokens, limits.num_speculative_tokens)
+        rows_max = max(1, self.tokens_max // (1 + self.num_speculative_tokens))
+        self.running_max = min(config.max_num_seqs, limits.max_num_seqs, rows_max)
         self.batches_max = min(config.max_batches_in_flight, limits.max_batches_in_flight)
         self.nonce = report.nonce
         self.next_step = report.last_step + 1
@@ -291,6 +292,7 @@ class Replica:
             swap_outs=swap_outs,
             swap_ins=swap_ins,
             zero_blocks=np.array(zero_blocks, np.int32) if zero_blocks else NO_BLOCKS,
+            seen_step=max(self.applied_step, self._last_step),
         )
 
     def answered(self, output: ScheduledBatchOutput) -> IssuedBatch | None:
@@ -300,19 +302,7 @@ class Replica:
         """
         if output.nonce != self.nonce or not self.in_flight or output.step_id != self.in_flight[0].step_id:
             return None
-        issued = self.in_flight[0]
-        failed = [error.row for error in output.row_errors]
-        expected = issued.samples
-        if failed:
-            if not all(0 <= row < len(expected) for row in failed):
-                raise BadOutput(f"step {output.step_id} has {len(expected)} rows, errors in rows {failed}")
-            expected = expected.copy()
-            expected[failed] = 0
-        if not np.array_equal(output.token_counts, expected) or len(output.token_ids) != expected.sum():
-            raise BadOutput(
-                f"step {output.step_id} must sample {expected.tolist()} tokens a row, got {output.token_counts.tolist()} "
-                f"with {len(output.token_ids)} ids"
-            )
+        self.in_flight[0].check(output)
         self.applied_step = output.step_id
         return self.in_flight.popleft()
 
@@ -338,16 +328,20 @@ class Replica:
         assert ranks == sorted(ranks), "the running ones are out of order"
         assert not (self.swap_outs or self.swap_ins), "a swap waits for a batch"
         flying: dict[bytes, int] = {sequence.request_id: 0 for sequence in held}
+        drafts = dict(flying)
         for batch in self.in_flight:
-            for sequence, attempt, count in zip(batch.sequences, batch.attempts, batch.counts, strict=True):
+            rows = zip(batch.sequences, batch.attempts, batch.counts, batch.samples.tolist(), strict=True)
+            for sequence, attempt, count, num_samples in rows:
                 if sequence in held and sequence.attempt == attempt:
                     flying[sequence.request_id] += count
+                    drafts[sequence.request_id] += max(0, num_samples - 1)
         for sequence in held:
             ledger, size = sequence.ledger, self.manager.block_size
             is_swapped = self.swapped.get(sequence.request_id) is sequence
             status = SequenceStatus.SWAPPED if is_swapped else SequenceStatus.RUNNING
             assert sequence.status is status and sequence.worker == self.name
             assert ledger.positions_in_flight == flying[sequence.request_id], "positions in flight are not those of the batches"
+            assert ledger.drafts_in_flight == drafts[sequence.request_id], "drafts in flight are not those of the batches"
             assert ledger.computed_len < ledger.num_tokens
             num_blocks = len(sequence.table.host_block_ids if is_swapped else sequence.table.block_ids)
             assert num_blocks * size >= ledger.scheduled_len, "a table is too short"

@@ -26,6 +26,7 @@ from services.scheduler.core.recovered import Recovered
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
+from services.scheduler.core.spec_stats import SpecStats
 from services.scheduler.core.stop_rules import stop_string_wins
 from services.scheduler.core.suspects import GUILTY_AFTER
 from services.scheduler.core.takeover import adopt_orphans, attach, new_ledger, restore
@@ -49,6 +50,7 @@ class Scheduler:
         self._fleet = self._lifecycle.fleet
         self._batcher = Batcher(config, self._lifecycle)
         self._totals = Totals()
+        self.spec_stats = SpecStats()
         self._forgotten: set[bytes] | None = set()  # who ended here, while slots of unknown requests are kept; then None
         self._removed_workers: list[str] = []
 
@@ -201,17 +203,21 @@ class Scheduler:
         replica.progress_us = now_us
         self._totals.num_sampled_tokens += len(output.token_ids)
         errors = {error.row: error.message for error in output.row_errors}
-        token_ids = iter(output.token_ids.tolist())
+        token_ids, end = output.token_ids.tolist(), 0
+        drafts = output.draft_counts.tolist() if issued.has_drafts else None
         rows = zip(issued.sequences, issued.attempts, issued.counts, output.token_counts.tolist(), strict=True)
         for row, (sequence, attempt, count, num_sampled) in enumerate(rows):
-            sampled = (next(token_ids),) if num_sampled else ()
+            first, end = end, end + num_sampled
             if sequence.attempt != attempt or sequence.worker != name:
                 continue
             if row in errors:
                 finish = Finish(FinishReason.ERROR, sequence.output_len, message=errors[row])
                 self._lifecycle.end(sequence, finish, now_us)
-            else:
-                self._commit(replica, sequence, count, sampled, now_us)
+                continue
+            num_drafts = 0 if drafts is None else max(0, int(issued.samples[row]) - 1)
+            if drafts and drafts[row]:
+                self.spec_stats.count(drafts[row], num_sampled - 1)
+            self._commit(replica, sequence, count, num_drafts, token_ids[first:end], now_us)
         if self._lifecycle.suspects:
             self._lifecycle.suspects.clear(issued.sequences)
 
@@ -353,10 +359,17 @@ class Scheduler:
             return refused
         return queue_full(prompt_len, len(self._waiting), self._waiting.num_tokens, self._config, has_begun)
 
-    def _commit(self, replica: Replica, sequence: Sequence, count: int, sampled: tuple[int, ...], now_us: int) -> None:
-        """Apply one row: `count` positions are computed, and at most one token is sampled."""
+    def _commit(
+        self, replica: Replica, sequence: Sequence, count: int, num_drafts: int, sampled: list[int], now_us: int
+    ) -> None:
+        """Apply one row: of `count` positions, `num_drafts` of them for drafts, as many are computed as the sampled tokens say. What comes
+        behind the earliest stop is neither output nor hashed."""
         ledger, table, manager = sequence.ledger, sequence.table, replica.manager
-        ledger.commit(count, sampled)
+        checked = ledger.output_len
+        ledger.commit(count, sampled, num_drafts)
+        finish = sequence.first_stop(checked) if sampled else None
+        if finish is not None and len(sampled) > 1:
+            ledger.cut(finish.output_len)
         if ledger.computed_len // manager.block_size > table.num_published and sequence.status is SequenceStatus.RUNNING:
             manager.publish(table, ledger.token_ids, ledger.computed_len, replica.applied_step)
         if not sampled:
@@ -366,4 +379,5 @@ class Scheduler:
         else:
             sequence.note_tokens(now_us)
             self._book.touch(sequence)
-        self._lifecycle.end_if_stopped(sequence, sequence.output_len - 1, now_us)
+        if finish is not None:
+            self._lifecycle.end(sequence, finish, now_us)

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from services.scheduler.core.errors import BadOutput
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceType
-from tessera.values.batch import SlotEntry
+from tessera.values.batch import ScheduledBatchOutput, SlotEntry
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IssuedBatch:
-    """A batch in flight: which sequence, at which attempt, each row belongs to, and how many tokens each row will sample, int32 `[R]`."""
+    """A batch in flight: which sequence, at which attempt, each row belongs to, and how many tokens each row samples at most, int32 `[R]`:
+    none or one, and `1 + drafts` for a decode, whose count that is."""
 
     step_id: int
     sequences: list[Sequence]
@@ -21,11 +23,43 @@ class IssuedBatch:
     counts: list[int]
     samples: npt.NDArray[np.int32]
     num_decodes: int
+    has_drafts: bool
 
     @property
     def num_prefill_positions(self) -> int:
         """Positions of all rows that are no decodes."""
         return sum(self.counts[self.num_decodes :])
+
+    def check(self, output: ScheduledBatchOutput) -> None:
+        """Raise BadOutput unless the columns of its output fit: a row samples what it must, and only one with drafts fewer than it could,
+        but one."""
+        num_rows = len(self.samples)
+        failed = [error.row for error in output.row_errors]
+        expected = self.samples
+        if failed:
+            if not all(0 <= row < num_rows for row in failed):
+                raise BadOutput(f"step {self.step_id} has {num_rows} rows, errors in rows {failed}")
+            expected = expected.copy()
+            expected[failed] = 0
+        counts = output.token_counts
+        fits = np.array_equal(counts, expected)
+        if self.has_drafts and not fits and len(counts) == num_rows:
+            fits = bool(((counts <= expected) & (counts >= np.minimum(expected, 1))).all())
+        if not fits or len(output.token_ids) != counts.sum():
+            raise BadOutput(
+                f"step {self.step_id} must sample {expected.tolist()} tokens a row{' at most' * self.has_drafts}, "
+                f"got {counts.tolist()} with {len(output.token_ids)} ids"
+            )
+        if self.has_drafts or len(output.draft_counts):
+            self._check_drafts(output)
+
+    def _check_drafts(self, output: ScheduledBatchOutput) -> None:
+        drafts = output.draft_counts if len(output.draft_counts) else np.zeros(len(self.samples), np.int32)
+        room = np.maximum(self.samples - 1, 0)
+        if len(drafts) != len(room) or (drafts > room).any() or (drafts < output.token_counts - 1).any() or (drafts < 0).any():
+            raise BadOutput(
+                f"step {self.step_id} has room for {room.tolist()} drafts a row, got {drafts.tolist()} and {output.token_counts.tolist()} tokens"
+            )
 
 
 class StepPlan:
@@ -43,6 +77,7 @@ class StepPlan:
         self.new_block_counts: list[int] = []
         self.new_block_ids: list[int] = []
         self._samples: list[int] = []
+        self._has_drafts = False
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self.sequences
@@ -52,13 +87,14 @@ class StepPlan:
         """No budget left for another row."""
         return not (self.tokens_left and self.rows_left)
 
-    def add_decode(self, sequence: Sequence, position: int, new_block_ids: Items[int]) -> None:
-        """The next position, which samples. All decodes come before the first prefill."""
+    def add_decode(self, sequence: Sequence, position: int, new_block_ids: Items[int], count: int = 1) -> None:
+        """The next position, which samples, and `count` - 1 for drafts. All decodes come before the first prefill."""
         sequence.type = SequenceType.DECODE
-        sequence.ledger.positions_in_flight += 1
-        self._add(sequence, 1, position + 1, new_block_ids)
-        self._samples.append(1)
+        sequence.ledger.schedule_decode(count)
+        self._add(sequence, count, position + count, new_block_ids)
+        self._samples.append(count)
         self.num_decodes += 1
+        self._has_drafts |= count > 1
 
     def add_prefill(self, sequence: Sequence, count: int, new_block_ids: Items[int] = ()) -> None:
         """A chunk of `count` positions; a sequence that is not in its slot yet enters with it."""
@@ -73,7 +109,15 @@ class StepPlan:
     def issued(self, step_id: int) -> IssuedBatch:
         """The rows as they are remembered until their output comes."""
         attempts = [sequence.attempt for sequence in self.sequences]
-        return IssuedBatch(step_id, self.sequences, attempts, self.counts, np.array(self._samples, np.int32), self.num_decodes)
+        return IssuedBatch(
+            step_id,
+            self.sequences,
+            attempts,
+            self.counts,
+            np.array(self._samples, np.int32),
+            self.num_decodes,
+            self._has_drafts,
+        )
 
     def _add(self, sequence: Sequence, count: int, context_len: int, new_block_ids: Items[int]) -> None:
         assert sequence.slot is not None and count <= self.tokens_left and self.rows_left

@@ -3,13 +3,15 @@
 The KV of a position is a digest of all ids up to it, kept per block. Before a row computes, every position it attends to must
 hold the digest of the slot's own ids; anything else means that a table, a prefix hit or a freed block was wrong. Swaps, copies and
 zeroed blocks really happen too, so a wrong pair, a missing one or a host block given away too early is found in the same way.
-A sampled token is a function of (ids, seed), so the output of a request is known without running it: `reference_output`.
+A sampled token is a function of (ids, seed), so the output of a request is known without running it: `reference_output`. Drafts, some of
+them wrong, are verified against that, so they change no token; those rejected leave wrong KV behind.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from random import Random
 
 import numpy as np
 
@@ -117,6 +119,7 @@ class _Slot:
     failed: str = ""
     is_swapped: bool = False
     cache_salt: str = ""
+    unused: list[tuple[int, int]] = field(default_factory=list)  # (step, positions for drafts that came to nothing)
 
     def report(self, slot: int) -> SlotReport:
         ids, table = np.array(self.token_ids, np.int32), np.array(self.block_table, np.int32)
@@ -138,6 +141,17 @@ class _Slot:
         return np.array(self.digests[first:stop], np.int64) ^ salt_mark(self.cache_salt)
 
 
+class RandomDrafts:
+    """How many drafts there are where `room` fit, and how many of the first of them are right: anything, the same for the same seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = Random(seed)
+
+    def __call__(self, room: int) -> tuple[int, int]:
+        num_drafts = self._rng.choice((room, self._rng.randint(0, room)))
+        return num_drafts, self._rng.randint(0, num_drafts)
+
+
 class FakeWorker:
     """One worker: `enqueue` a batch, `step` executes the oldest one; a started batch is one that was stepped."""
 
@@ -151,6 +165,9 @@ class FakeWorker:
     ) -> None:
         self.geometry = KVGeometry(num_blocks, block_size, 8, "fake/int64", num_host_blocks)
         self.limits, self.model = limits, model
+        self.propose: Callable[[int], tuple[int, int]] = RandomDrafts(
+            num_blocks
+        )  # room for drafts -> how many, the right ones in front
         self.boots = 0
         self.epoch, self.nonce = NO_EPOCH, 0
         self.restart()
@@ -211,7 +228,7 @@ class FakeWorker:
         batch = self.queue.popleft()
         assert batch.step_id > self.last_step, f"step {batch.step_id} after {self.last_step}"
         self._start(batch)
-        counts, token_ids, errors = [], [], []
+        counts, token_ids, errors, draft_counts = [], [], [], [0] * batch.num_rows
         for row in range(batch.num_rows):
             if batch.is_dummy_run:
                 counts.append(0)
@@ -222,7 +239,11 @@ class FakeWorker:
                 errors.append(RowError(row, slot.failed))
                 counts.append(0)
                 continue
-            sampled = self._compute(slot, int(batch.context_lens[row]), int(batch.num_scheduled_tokens[row]), batch.step_id)
+            context_len, count = int(batch.context_lens[row]), int(batch.num_scheduled_tokens[row])
+            if row < batch.num_decodes:
+                sampled, draft_counts[row] = self._decode(slot, context_len, count, batch)
+            else:
+                sampled = self._prefill(slot, context_len, count, batch.step_id)
             counts.append(len(sampled))
             token_ids.extend(sampled)
         self.last_step = batch.step_id
@@ -233,6 +254,7 @@ class FakeWorker:
             np.array(counts, np.int32),
             np.array(token_ids, np.int32),
             tuple(errors),
+            draft_counts=np.array(draft_counts if any(draft_counts) else (), np.int32),
         )
 
     # -- inside
@@ -362,23 +384,54 @@ class FakeWorker:
                     assert content is not None and owners[block_id] == content, f"block {block_id} has two owners"
                 owners[block_id] = content
 
-    def _compute(self, slot: _Slot, context_len: int, count: int, step_id: int) -> list[int]:
-        start, size = context_len - count, self.geometry.block_size
-        assert not slot.is_swapped, "a row of a slot that is swapped out"
-        assert count >= 1 and start == slot.computed_len, f"row starts at {start}, computed are {slot.computed_len}"
+    def _prefill(self, slot: _Slot, context_len: int, count: int, step_id: int) -> list[int]:
+        """A chunk; it samples one token where it reaches the end."""
         assert context_len <= len(slot.token_ids), f"row ends at {context_len}, {len(slot.token_ids)} ids are known"
         prefix_digests(slot.token_ids, slot.digests)
-        blocks = np.array(slot.block_table, np.int64)
-        positions = np.arange(context_len)
-        read = self.kv[blocks[positions[:start] // size], positions[:start] % size]
-        assert (read == slot.kv_of(0, start)).all(), f"KV of {slot.request_id.hex()} is not its own"
-        written = positions[start:]
-        self.kv[blocks[written // size], written % size] = slot.kv_of(start, context_len)
-        self.last_write_step[blocks[written // size]] = step_id
+        self._write(slot, context_len - count, slot.digests[context_len - count : context_len], step_id)
         slot.computed_len = context_len
         self.computed_positions += count
         if context_len < len(slot.token_ids):
             return []
-        output_len = len(slot.token_ids) - slot.prompt_len
-        slot.token_ids.append(sample(slot.digests[-1], output_len, slot.sampling, self.model))
+        slot.token_ids.append(self._next_token(slot, slot.digests[-1], 0))
         return slot.token_ids[-1:]
+
+    def _decode(self, slot: _Slot, context_len: int, count: int, batch: ScheduledBatch) -> tuple[list[int], int]:
+        """The last token and the drafts behind it: what they sample, and how many drafts there were."""
+        slot.unused = [(step, number) for step, number in slot.unused if step > batch.seen_step]
+        start = context_len - count - sum(number for _, number in slot.unused)
+        assert count - 1 <= self.limits.num_speculative_tokens, f"{count - 1} drafts"
+        assert start == len(slot.token_ids) - 1, f"a decode at {start}, {len(slot.token_ids)} ids are known"
+        prefix_digests(slot.token_ids, slot.digests)
+        num_drafts, num_right = self.propose(count - 1) if count > 1 else (0, 0)
+        assert 0 <= num_right <= num_drafts < count
+        sampled, written = [self._next_token(slot, slot.digests[-1], 0)], slot.digests[-1:]
+        for _ in range(num_right):
+            written.append(extend_digest(written[-1], sampled[-1]))
+            sampled.append(self._next_token(slot, written[-1], len(sampled)))
+        for _ in range(num_drafts - num_right):
+            written.append(extend_digest(written[-1], sampled[-1] + 1))
+        self._write(slot, start, written, batch.step_id)
+        slot.token_ids += sampled
+        slot.computed_len = start + len(sampled)
+        slot.unused.append((batch.step_id, count - len(sampled)))
+        self.computed_positions += len(sampled)
+        return sampled, num_drafts
+
+    def _write(self, slot: _Slot, start: int, digests: list[int], step_id: int) -> None:
+        """KV of the positions from `start` on, once all before them have been read."""
+        size = self.geometry.block_size
+        assert not slot.is_swapped, "a row of a slot that is swapped out"
+        assert digests and start == slot.computed_len, f"row starts at {start}, computed are {slot.computed_len}"
+        assert start + len(digests) <= self.model.max_model_len, "a row beyond the model's length"
+        blocks = np.array(slot.block_table, np.int64)
+        positions = np.arange(start + len(digests))
+        read = self.kv[blocks[positions[:start] // size], positions[:start] % size]
+        assert (read == slot.kv_of(0, start)).all(), f"KV of {slot.request_id.hex()} is not its own"
+        written = positions[start:]
+        self.kv[blocks[written // size], written % size] = np.array(digests, np.int64) ^ salt_mark(slot.cache_salt)
+        self.last_write_step[blocks[written // size]] = step_id
+
+    def _next_token(self, slot: _Slot, digest: int, num_ahead: int) -> int:
+        """The token behind ids with this digest, `num_ahead` more than the slot has."""
+        return sample(digest, len(slot.token_ids) + num_ahead - slot.prompt_len, slot.sampling, self.model)
