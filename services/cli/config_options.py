@@ -1,7 +1,8 @@
 """Command-line options made from the fields of a config dataclass, so that the two cannot drift apart.
 
 The dataclass has names, types and defaults; a table beside the command has what people read. A field without an
-entry, or an entry without a field, is a bug that shows as soon as the command is imported.
+entry, or an entry without a field, is a bug that shows as soon as the command is imported. A field whose entry is None
+is no option, and keeps its default.
 """
 
 import dataclasses
@@ -30,14 +31,15 @@ class Text:
     choices: tuple[str, ...] = ()
 
 
-def config_options(config: type[Any], texts: Mapping[str, Text]) -> Callable[[Command], Command]:
+def config_options(config: type[Any], texts: Mapping[str, Text | None]) -> Callable[[Command], Command]:
     """Decorate a click command with one option per field of `config`; a field that is a dataclass gives its own fields' options."""
     flat = _flat_fields(config)
     assert flat.keys() == texts.keys(), f"fields and texts of {config.__name__} differ: {flat.keys() ^ texts.keys()}"
 
     def decorate(command: Command) -> Command:
         for name in reversed(flat):  # click lists options in the reverse of the order in which they are added
-            command = _option(flat[name], texts[name])(command)
+            text = texts[name]
+            command = command if text is None else _option(flat[name], text)(command)
         return command
 
     return decorate
@@ -109,5 +111,6 @@ def _build(config: type[Config], values: Mapping[str, Any]) -> Config:
     arguments = {
         item.name: _build(hints[item.name], values) if dataclasses.is_dataclass(hints[item.name]) else values[item.name]
         for item in dataclasses.fields(config)
+        if item.name in values or dataclasses.is_dataclass(hints[item.name])
     }
     return config(**arguments)

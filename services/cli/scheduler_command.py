@@ -8,7 +8,7 @@ from services.cli.config_options import Text, build_config, config_options
 from services.scheduler.config import SchedulerConfig
 from tessera.values.config import POLICIES, PREEMPTION_MODES, PREEMPTION_POLICIES, QUEUE_ORDERS, WORKER_CHOICES
 
-_TEXTS = {
+_TEXTS: dict[str, Text | None] = {
     "workers": Text(
         "A model worker to drive, HOST:PORT, or dns:///NAME:PORT for every address of a name. May be repeated.",
         "TARGET",
@@ -23,9 +23,7 @@ _TEXTS = {
     "listen": Text("Where gateways connect. Port 0 takes a free one.", "HOST:PORT"),
     "group": Text("Names this scheduler's keys in Redis: one model and one pool of workers.", "NAME"),
     "max_num_seqs": Text("Most sequences in one batch, 1 or more.", "COUNT"),
-    "max_num_batched_tokens": Text(
-        "Most token positions computed in one step, at least max-num-seqs times (1 + num-speculative-tokens).", "TOKENS"
-    ),
+    "max_num_batched_tokens": Text("Most token positions computed in one step, at least max-num-seqs.", "TOKENS"),
     "enable_prefix_caching": Text("Reuse the KV cache of prompts with a common beginning.", name="--prefix-caching"),
     "secure_zero": Text("Zero a block of the KV cache before a request of another cache salt gets it."),
     "enable_chunked_prefill": Text("Compute a long prompt in pieces, beside the decodes.", name="--chunked-prefill"),
@@ -45,7 +43,7 @@ _TEXTS = {
         "0 is no cap.",
         "MS",
     ),
-    "num_speculative_tokens": Text("Most draft tokens of one request in one step; 0: no speculation.", "TOKENS"),
+    "num_speculative_tokens": None,  # no worker makes drafts yet
     "max_batches_in_flight": Text("1 or 2. With 2 the next batch leaves before the last output is known.", "COUNT"),
     "queue_order": Text(
         "Who goes first of the requests that wait: the first to come, or those with the lowest priority number.",

@@ -31,7 +31,7 @@ class Outer:
             raise ConfigError(f"grace_s must not be negative, got {self.grace_s}")
 
 
-TEXTS = {
+TEXTS: dict[str, Text | None] = {
     "workers": Text("Addresses.", name="--worker"),
     "name": Text("Name.", choices=("default", "other")),
     "grace_s": Text("Grace."),
@@ -87,3 +87,16 @@ def test_a_field_without_a_text_is_a_bug() -> None:
 def test_a_text_without_a_field_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="gone"):
         config_options(Outer, TEXTS | {"gone": Text("A field that was removed.")})
+
+
+def test_a_field_that_is_not_offered_keeps_its_default() -> None:
+    built: list[Outer] = []
+
+    @click.command()
+    @config_options(Outer, TEXTS | {"depth": None})
+    def command(**options: Any) -> None:
+        built.append(build_config(Outer, options))
+
+    assert CliRunner().invoke(command, ("--worker", "a", "--depth", "7")).exit_code == 2
+    assert CliRunner().invoke(command, ("--worker", "a")).exit_code == 0
+    assert built == [Outer(("a",))]
