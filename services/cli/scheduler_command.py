@@ -45,6 +45,10 @@ _TEXTS: dict[str, Text | None] = {
     ),
     "num_speculative_tokens": None,  # no worker makes drafts yet
     "max_batches_in_flight": Text("1 or 2. With 2 the next batch leaves before the last output is known.", "COUNT"),
+    "lockstep": Text(
+        "The workers compute in lockstep, as those of one model with expert parallelism must: every step goes to all of them, and who has "
+        "nothing to compute runs a dummy batch. While one of them is away the others wait."
+    ),
     "queue_order": Text(
         "Who goes first of the requests that wait: the first to come, or those with the lowest priority number.",
         choices=QUEUE_ORDERS,

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from engine_driver import MAX_LEN, NUM_BLOCKS, VOCAB, EngineDriver, Row, drop, entry
+from engine_driver import MAX_LEN, NUM_BLOCKS, VOCAB, EngineDriver, Row, drop, entry, swap
 from tiny_llama import Pair
 from torch import Tensor
 
@@ -56,6 +56,18 @@ def test_a_dummy_run_leaves_no_trace(pair: Pair) -> None:
     assert driver.run(rows, entries).token_ids.tolist() == undisturbed.run(rows, entries).token_ids.tolist()
     rows = [Row(0, 1, 8), Row(1, 1, 21, [13])]
     assert driver.run(rows).token_ids.tolist() == undisturbed.run(rows).token_ids.tolist()
+
+
+def test_kv_moves_beside_a_dummy_run() -> None:
+    """A worker of a group may have nothing to compute and still somebody to swap out."""
+    driver = EngineDriver()
+    driver.run([Row(0, 6, 6)], [entry(0, PROMPT, [7, 2])])
+    before = driver.kv(7, 2)
+    output = driver.run([Row(0, 1, 1)], swap_outs=(swap(0, [3, 1], [(7, 3), (2, 1)]),), is_dummy_run=True)
+    assert output.token_counts.tolist() == [0]
+    assert driver.kv(3, 1, is_host=True) == before
+    (slot,) = driver.engine.report(1).slots
+    assert slot.is_swapped and slot.block_table.tolist() == [3, 1]
 
 
 def test_drops_leave_with_a_dummy_run() -> None:

@@ -95,8 +95,8 @@ class ScheduledBatch:
 
     Targets and zeroed blocks are in nobody's table, except the new tables of this batch.
 
-    `is_dummy_run`: compute R rows of this size and path that belong to nobody, so that a group keeps step; no slot and no block is
-    read or written, nothing is sampled. `slots` (zeros) has no meaning, `drops` is the only list that may hold anything.
+    `is_dummy_run`: compute R rows of this size and path that belong to nobody, so that a group keeps step; the rows read and write no
+    slot and no block, and sample nothing. `slots` (zeros) has no meaning; drops and moves of KV may come with it, entries may not.
     """
 
     epoch: Epoch

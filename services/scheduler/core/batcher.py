@@ -102,7 +102,7 @@ class Batcher:
         placement = self._placer.next_for(replica, now_us) if sequence is None else None
         if sequence is None and (placement is None or placement.sequence.request_id not in strong):
             return False
-        if replica.in_flight:
+        if any(batch.sequences for batch in replica.in_flight):
             return True
         if placement is not None:
             self._admit(placement, plan, now_us)

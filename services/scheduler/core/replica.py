@@ -289,6 +289,7 @@ class Replica:
             new_block_counts=np.array(plan.new_block_counts, np.int32),
             new_block_ids=np.array(plan.new_block_ids, np.int32),
             num_decodes=plan.num_decodes,
+            is_dummy_run=plan.is_dummy,
             swap_outs=swap_outs,
             swap_ins=swap_ins,
             zero_blocks=np.array(zero_blocks, np.int32) if zero_blocks else NO_BLOCKS,
@@ -330,7 +331,8 @@ class Replica:
         flying: dict[bytes, int] = {sequence.request_id: 0 for sequence in held}
         drafts = dict(flying)
         for batch in self.in_flight:
-            rows = zip(batch.sequences, batch.attempts, batch.counts, batch.samples.tolist(), strict=True)
+            # Not strict: a dummy run has rows of nobody.
+            rows = zip(batch.sequences, batch.attempts, batch.counts, batch.samples.tolist(), strict=False)
             for sequence, attempt, count, num_samples in rows:
                 if sequence in held and sequence.attempt == attempt:
                     flying[sequence.request_id] += count

@@ -12,14 +12,12 @@ from services.scheduler.core.admission import (
     RefusalReason,
     Refused,
     Unknown,
-    queue_full,
-    same_body,
-    too_long,
 )
 from services.scheduler.core.batcher import Batcher
 from services.scheduler.core.changes import Changes
 from services.scheduler.core.lifecycle import Lifecycle
 from services.scheduler.core.load import Load, Totals
+from services.scheduler.core.lockstep import Lockstep
 from services.scheduler.core.outlook import AllocationStatus, NextBatchInfo, next_batch_info, room_for
 from services.scheduler.core.record import Arrival
 from services.scheduler.core.recovered import Recovered
@@ -27,9 +25,11 @@ from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.spec_stats import SpecStats
+from services.scheduler.core.step_plan import StepPlan
 from services.scheduler.core.stop_rules import stop_string_wins
 from services.scheduler.core.suspects import GUILTY_AFTER
 from services.scheduler.core.takeover import adopt_orphans, attach, new_ledger, restore
+from services.scheduler.core.validator import Validator
 from services.scheduler.core.worker_loss import WorkerLoss
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.config import Config
@@ -49,6 +49,9 @@ class Scheduler:
         self._book, self._waiting = self._lifecycle.book, self._lifecycle.waiting
         self._fleet = self._lifecycle.fleet
         self._batcher = Batcher(config, self._lifecycle)
+        self._lockstep = Lockstep(self._fleet, self._batcher.plan, self._issue)
+        self._is_paused = False
+        self._validator = Validator(config, self._lifecycle)
         self._totals = Totals()
         self.spec_stats = SpecStats()
         self._forgotten: set[bytes] | None = set()  # who ended here, while slots of unknown requests are kept; then None
@@ -67,10 +70,10 @@ class Scheduler:
         request_id = submission.request_id
         known = self.find(submission, subscriber)
         if known is not None:
-            refused = self._contradicted(known, submission)
+            refused = self._validator.contradiction(known, submission)
             return refused if refused is not None else self._claim(known, subscriber, received, now_us)
         has_begun = bool(received) or subscriber > 0 or any(request_id in replica.orphans for replica in self._fleet)
-        refused = self._refusal(submission, has_begun)
+        refused = self._validator.refusal(submission, has_begun)
         if refused is not None:
             return refused
         self._totals.num_submitted += 1
@@ -91,14 +94,8 @@ class Scheduler:
         return Unknown(request_id) if sequence is None else self._claim(sequence, subscriber, received, now_us)
 
     def find(self, submission: Submission, subscriber: int) -> Sequence | None:
-        """The request that a Submit is of: by its internal id, else by the client's own, which names a live request; and, where
-        `subscriber` says that it is a resume, one that has ended and can still be read."""
-        known = self._book.get(submission.request_id)
-        if known is None:
-            known = self._book.live_with_client_id(submission.principal, submission.client_request_id)
-        if known is None and subscriber > 0:
-            known = self._book.finished_with_client_id(submission.principal, submission.client_request_id)
-        return known
+        """The request that a Submit is of; see `Validator.find`."""
+        return self._validator.find(submission, subscriber)
 
     def abort(self, request_id: bytes, now_us: int) -> None:
         """End a request wherever it is, with its tokens so far. Finished and unknown ones stay as they are."""
@@ -136,6 +133,7 @@ class Scheduler:
         Raises ModelMismatch, changing nothing.
         """
         attach(self._lifecycle, self._config, name, report, now_us, self._forgotten)
+        self._lockstep.disturb(name)
         self._lifecycle.suspects.withdraw(report.description.boot_id)
         for replica in self._fleet:
             if not replica.is_attached:
@@ -150,6 +148,7 @@ class Scheduler:
             return
         guilty = self._lifecycle.suspects.charge(replica.in_flight, replica.boot_id, loss)
         self._lifecycle.lose(replica)
+        self._lockstep.disturb(name)
         for sequence in guilty:
             message = f"no worker can compute this request: {loss.text or 'the worker was lost'}, {GUILTY_AFTER} times with nothing else to do"
             self._lifecycle.end(sequence, Finish(FinishReason.ERROR, sequence.output_len, message=message), now_us)
@@ -169,23 +168,33 @@ class Scheduler:
             return
         self._lifecycle.lose(replica)
         self._fleet.remove(name)
+        self._lockstep.disturb(name)
         self._removed_workers.append(name)
         self._lifecycle.apply_rules(now_us)
 
     def schedule(self, name: str, now_us: int) -> ScheduledBatch | None:
         """The next batch for a worker; None while it is not attached, has enough in flight, or has nothing to do.
 
-        A batch without rows only drops slots or swaps them.
+        A batch without rows only drops slots or swaps them. In a lockstep group everybody has a batch where anybody has.
         """
         replica = self._fleet.get(name)
-        if replica is None or not replica.is_attached or len(replica.in_flight) >= replica.batches_max:
+        if replica is None or not replica.is_attached or self._is_paused:
+            return None
+        if self._config.lockstep:
+            return self._lockstep.next_batch(name, now_us)
+        if len(replica.in_flight) >= replica.batches_max:
             return None
         plan = self._batcher.plan(replica, now_us)
-        if not plan.sequences and not replica.has_orders:
-            return None
-        if not replica.in_flight:
-            replica.progress_us = now_us
-        return replica.issue(plan, self._epoch)
+        return self._issue(replica, plan, now_us) if plan.sequences or replica.has_orders else None
+
+    def pause(self) -> None:
+        """Issue no more batches until `resume`. What is in flight ends and counts, running requests keep their slots, new ones wait; a next
+        leader is not paused."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Go on where a pause began."""
+        self._is_paused = False
 
     def postprocess(self, name: str, output: ScheduledBatchOutput, now_us: int) -> None:
         """Commit what a batch sampled: tokens, computed blocks, stops.
@@ -202,6 +211,8 @@ class Scheduler:
         )
         replica.progress_us = now_us
         self._totals.num_sampled_tokens += len(output.token_ids)
+        if not issued.sequences:
+            return
         errors = {error.row: error.message for error in output.row_errors}
         token_ids, end = output.token_ids.tolist(), 0
         drafts = output.draft_counts.tolist() if issued.has_drafts else None
@@ -291,7 +302,7 @@ class Scheduler:
 
     def allocation_status(self, submission: Submission) -> AllocationStatus:
         """Whether a request, submitted now and at the head of the queue, would find room at once, later or never; takes nothing."""
-        refused = self._refusal(submission, False)
+        refused = self._validator.refusal(submission, False)
         if refused is not None:
             return refused
         room = room_for(self._lifecycle, self._sequence_of(submission, 0, 0, ()))
@@ -311,6 +322,11 @@ class Scheduler:
         self._lifecycle.check_integrity()
 
     # -- inside
+
+    def _issue(self, replica: Replica, plan: StepPlan, now_us: int) -> ScheduledBatch:
+        if not replica.in_flight:
+            replica.progress_us = now_us
+        return replica.issue(plan, self._epoch)
 
     def _claim(self, sequence: Sequence, subscriber: int, received: tuple[int, ...], now_us: int) -> Known:
         """See `claim`."""
@@ -333,31 +349,6 @@ class Scheduler:
         sequence = Sequence(submission, Arrival(self._epoch.number, number), now_us, ledger)
         sequence.set_rules(self._fleet.rules(submission))
         return sequence
-
-    def _contradicted(self, known: Sequence, submission: Submission) -> Refused | None:
-        """Why a Submit is not of the request that its ids name."""
-        if known.submission.principal != submission.principal:
-            return Refused(RefusalReason.ALREADY_EXISTS, "the request id is taken")
-        if known.request_id == submission.request_id or same_body(known.submission, submission):
-            return None
-        name = submission.client_request_id
-        if known.finish is not None:
-            return Refused(RefusalReason.ALREADY_EXISTS, f"the request {name!r} has ended, and had another body")
-        grace_ms = self._config.gateway_grace_ms
-        message = f"{name!r} lives with another body; if its gateway is gone, it ends within {grace_ms} ms"
-        return Refused(RefusalReason.ALREADY_EXISTS, message, grace_ms)
-
-    def _refusal(self, submission: Submission, has_begun: bool) -> Refused | None:
-        """Why a new request cannot come in. For one that had begun the queue's limits are wider: nothing in flight is lost."""
-        len_max, step_tokens_max = self._fleet.request_len_max, self._fleet.step_tokens_max
-        if len_max is None or step_tokens_max is None:
-            return Refused(RefusalReason.NO_WORKER, "no model worker is there", RETRY_AFTER_MS)
-        prompt_len = len(submission.prompt_token_ids)
-        whole_prompt_max = None if self._config.enable_chunked_prefill else step_tokens_max
-        refused = too_long(prompt_len, submission.max_model_length, len_max, whole_prompt_max)
-        if refused is not None:
-            return refused
-        return queue_full(prompt_len, len(self._waiting), self._waiting.num_tokens, self._config, has_begun)
 
     def _commit(
         self, replica: Replica, sequence: Sequence, count: int, num_drafts: int, sampled: list[int], now_us: int

@@ -15,7 +15,10 @@ from tessera.values.batch import ScheduledBatchOutput, SlotEntry
 @dataclass(frozen=True, slots=True, eq=False)
 class IssuedBatch:
     """A batch in flight: which sequence, at which attempt, each row belongs to, and how many tokens each row samples at most, int32 `[R]`:
-    none or one, and `1 + drafts` for a decode, whose count that is."""
+    none or one, and `1 + drafts` for a decode, whose count that is.
+
+    A dummy run has rows of nobody: no sequences and counts, and R zeros in `samples`.
+    """
 
     step_id: int
     sequences: list[Sequence]
@@ -76,8 +79,25 @@ class StepPlan:
         self.context_lens: list[int] = []
         self.new_block_counts: list[int] = []
         self.new_block_ids: list[int] = []
+        self.is_dummy = False
         self._samples: list[int] = []
         self._has_drafts = False
+
+    @classmethod
+    def dummy(cls, of: "StepPlan", tokens_max: int, rows_max: int) -> "StepPlan":
+        """Rows of the size and path of another worker's plan that belong to nobody, within these limits."""
+        plan = cls(tokens_max, rows_max)
+        for count in of.counts[:rows_max]:
+            taken = min(count, plan.tokens_left)
+            if taken:
+                plan.counts.append(taken)
+                plan.tokens_left -= taken
+        num_rows = len(plan.counts)
+        plan.is_dummy, plan.rows_left = True, rows_max - num_rows
+        plan.num_decodes = min(of.num_decodes, num_rows)
+        plan.context_lens = list(plan.counts)
+        plan.slots, plan.new_block_counts, plan._samples = [0] * num_rows, [0] * num_rows, [0] * num_rows
+        return plan
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self.sequences
@@ -109,11 +129,12 @@ class StepPlan:
     def issued(self, step_id: int) -> IssuedBatch:
         """The rows as they are remembered until their output comes."""
         attempts = [sequence.attempt for sequence in self.sequences]
+        counts = [] if self.is_dummy else self.counts
         return IssuedBatch(
             step_id,
             self.sequences,
             attempts,
-            self.counts,
+            counts,
             np.array(self._samples, np.int32),
             self.num_decodes,
             self._has_drafts,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fake_worker import FakeWorker, reference_output
-from scheduler_rig import IGNORE_EOS, submission
+from scheduler_rig import IGNORE_EOS, REQUEST_FIELDS, submission
 
 from services.scheduler.core.admission import Admitted
 from services.scheduler.core.record import Record, StoredState
@@ -57,8 +57,10 @@ class FleetRig:
         self.workers[name].restart()
         self.lose(name)
 
-    def submit(self, number: int, prompt: list[int], **sampling: object) -> Sequence:
-        request = submission(number, prompt, replace(IGNORE_EOS, **sampling))
+    def submit(self, number: int, prompt: list[int], **given: object) -> Sequence:
+        """`given` are sampling parameters, and fields of `REQUEST_FIELDS`."""
+        own = {name: given.pop(name) for name in REQUEST_FIELDS if name in given}
+        request = submission(number, prompt, replace(IGNORE_EOS, **given), **own)
         answer = self.scheduler.submit(request, 0, (), self.now_us)
         assert isinstance(answer, Admitted), answer
         self.check()
@@ -83,6 +85,8 @@ class FleetRig:
         batch = worker.queue[0]
         entered = {entry.slot: entry.request_id for entry in batch.entries}
         for slot, count, length in zip(batch.slots.tolist(), batch.num_scheduled_tokens, batch.context_lens, strict=True):
+            if batch.is_dummy_run:
+                break
             request_id = entered.get(slot) or worker.slots[slot].request_id
             if length - count <= self.poison.get(request_id, -1) < length:
                 self.num_killed += 1
