@@ -148,21 +148,26 @@ class Batcher:
 
     def _admit(self, placement: Placement, plan: StepPlan, now_us: int) -> bool:
         """Admit a sequence that fits, if a first chunk of it fits the step."""
-        replica, sequence, match = placement.replica, placement.sequence, placement.match
+        replica, sequence, start = placement.replica, placement.sequence, placement.num_cached_tokens
         ledger, is_resumed = sequence.ledger, sequence.attempt > 0
-        count = self._chunk(sequence, match.num_cached_tokens, replica, plan)
+        count = self._chunk(sequence, start, replica, plan)
         if not count:
             return False
-        allocated = replica.manager.allocate(sequence.table, match, placement.positions, resumed=is_resumed)
-        assert not isinstance(allocated, PoolExhausted), f"counted as fitting: {allocated}"
+        if placement.parent is not None:
+            copies = replica.manager.fork(placement.parent.table, sequence.table, start, placement.positions)
+            assert not isinstance(copies, PoolExhausted), f"counted as fitting: {copies}"
+            plan.copies += copies
+        else:
+            allocated = replica.manager.allocate(sequence.table, placement.match, placement.positions, resumed=is_resumed)
+            assert not isinstance(allocated, PoolExhausted), f"counted as fitting: {allocated}"
         self._waiting.remove(sequence)
         if not is_resumed:
             sequence.note_admission(now_us)
-            sequence.num_cached_tokens = min(match.num_cached_tokens, ledger.prompt_len)
-        self.recomputed_positions += max(0, sequence.stranded_len - match.num_cached_tokens)
+            sequence.num_cached_tokens = min(start, ledger.prompt_len)
+        self.recomputed_positions += max(0, sequence.stranded_len - start)
         sequence.stranded_len = 0
         sequence.admission = self._lifecycle.next_admission()
-        ledger.restart(match.num_cached_tokens)
+        ledger.restart(start)
         replica.seat(sequence)
         plan.add_prefill(sequence, count)
         self._lifecycle.book.touch(sequence)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kv_manager.block_manager import PrefixMatch
 from services.scheduler.core.admission import positions_reserved, resume_watermark
+from services.scheduler.core.forks import fork_len, is_awaited, parent_of
 from services.scheduler.core.lifecycle import Lifecycle
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
@@ -13,12 +14,17 @@ from tessera.values.config import Config
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A waiting sequence fits a worker now. `match` is good until the pool changes; `positions` is what it gets blocks for."""
+    """A waiting sequence fits a worker now. `match` is good until the pool changes; `positions` is what it gets blocks for.
+
+    `parent`: the KV of the first `num_cached_tokens` positions is this running sequence's, to fork from; else the match's.
+    """
 
     replica: Replica
     sequence: Sequence
     match: PrefixMatch
     positions: int
+    num_cached_tokens: int
+    parent: Sequence | None = None
 
 
 class Placer:
@@ -30,6 +36,7 @@ class Placer:
 
     def __init__(self, config: Config, lifecycle: Lifecycle) -> None:
         self._choose = CHOICES[config.worker_choice]
+        self._book = lifecycle.book
         self._fleet = lifecycle.fleet
         self._suspects = lifecycle.suspects
         self._waiting = lifecycle.waiting
@@ -40,9 +47,14 @@ class Placer:
         if replica.is_leaving:
             return None
         waiting = self._waiting
+        self._bring_back()
         quick = self._quick(replica, now_us)
         while (sequence := waiting.first_for(replica.name)) is not None:
             in_line = waiting.stands_in_line(sequence)
+            parent = parent_of(self._book, sequence)
+            if parent is not None and not in_line and is_awaited(parent):
+                waiting.set_aside(sequence, parent.request_id)
+                continue
             placement = (self._fit(replica, sequence) if in_line else None) or self._place(sequence, quick)
             if placement is None and (in_line or replica.can_hold(sequence)):
                 return None
@@ -56,6 +68,13 @@ class Placer:
                 num_blocks = placement.replica.manager.blocks_spanned(placement.positions)
                 waiting.send(sequence, placement.replica.name, num_blocks)
         return None
+
+    def _bring_back(self) -> None:
+        """Who waits for the prompt of a request that has computed it, or does not get to it soon, waits for its turn again."""
+        for request_id in self._waiting.awaited:
+            parent = self._book.get(request_id)
+            if parent is None or not is_awaited(parent):
+                self._waiting.bring_back(request_id)
 
     def _quick(self, replica: Replica, now_us: int) -> list[Replica]:
         """Those who take a request soon: `replica` now, others in their next step. Nobody stands in the line of one that is slow."""
@@ -72,6 +91,11 @@ class Placer:
     def _place(self, sequence: Sequence, among: list[Replica]) -> Placement | None:
         """The best of these workers that a sequence fits now."""
         replicas = [replica for replica in among if self._has_seat(replica, sequence)]
+        home = next((replica for replica in replicas if self._parent_on(replica, sequence) is not None), None)
+        placement = self._fit(home, sequence) if home is not None else None
+        if placement is not None and placement.parent is not None:
+            self._turn += 1
+            return placement
         while replicas:
             placement = self._fit(replicas.pop(self._best(replicas, sequence)), sequence)
             if placement is not None:
@@ -105,8 +129,22 @@ class Placer:
             num_kept += resume_watermark(manager.num_blocks)
         positions = positions_reserved(sequence.ledger.num_tokens, sequence.tokens_max)
         match = manager.match(sequence.table, sequence.ledger.token_ids)
-        fits = manager.blocks_needed(match, positions) + num_kept <= manager.num_free_blocks
-        return Placement(replica, sequence, match, positions) if fits else None
+        start, needed = match.num_cached_tokens, manager.blocks_needed(match, positions)
+        parent = self._parent_on(replica, sequence)
+        shared_len = fork_len(parent, sequence) if parent is not None else 0
+        if parent is not None and shared_len > start:
+            start = shared_len
+            needed = manager.blocks_spanned(positions) - manager.num_shared_by_fork(parent.table, shared_len)
+        else:
+            parent = None
+        fits = needed + num_kept <= manager.num_free_blocks
+        return Placement(replica, sequence, match, positions, start, parent) if fits else None
+
+    def _parent_on(self, replica: Replica, sequence: Sequence) -> Sequence | None:
+        """Whom a sequence can fork from on a worker. What comes back to the pool with the next batch cannot be copied by it."""
+        parent = parent_of(self._book, sequence)
+        is_there = parent is not None and parent.worker == replica.name and not replica.is_swapping_in(parent)
+        return parent if is_there else None
 
     def _holder_of(self, sequence: Sequence) -> Replica:
         """Of the workers whose pool holds a sequence to its end one that can compute, or one that is away where all of them are."""

@@ -18,7 +18,7 @@ from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.step_plan import IssuedBatch, StepPlan
 from services.scheduler.core.step_times import StepTimes
-from tessera.values.batch import NO_BLOCKS, ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotSwap
+from tessera.values.batch import NO_BLOCKS, NO_PAIRS, ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotSwap
 from tessera.values.config import Config
 from tessera.values.finish import Finish
 from tessera.values.identity import Epoch
@@ -292,6 +292,7 @@ class Replica:
             is_dummy_run=plan.is_dummy,
             swap_outs=swap_outs,
             swap_ins=swap_ins,
+            copies=np.array(plan.copies, np.int32) if plan.copies else NO_PAIRS,
             zero_blocks=np.array(zero_blocks, np.int32) if zero_blocks else NO_BLOCKS,
             seen_step=max(self.applied_step, self._last_step),
         )

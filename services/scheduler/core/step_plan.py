@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kv_manager.block_manager import BlockPairs
 from services.scheduler.core.errors import BadOutput
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceType
@@ -79,6 +80,7 @@ class StepPlan:
         self.context_lens: list[int] = []
         self.new_block_counts: list[int] = []
         self.new_block_ids: list[int] = []
+        self.copies: BlockPairs = []  # of blocks of the pool, before anything is computed
         self.is_dummy = False
         self._samples: list[int] = []
         self._has_drafts = False

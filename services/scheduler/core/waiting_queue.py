@@ -14,6 +14,7 @@ class _Place:
     rank: Rank  # lower comes first
     worker: str = ""  # in whose line; empty where anybody may take it
     num_blocks: int = 0  # that the worker keeps free for it
+    awaited: bytes = b""  # the request that it waits for, aside; empty where it waits for its turn
 
 
 class WaitingQueue:
@@ -23,16 +24,19 @@ class WaitingQueue:
     Nobody is skipped for lack of room: a head that fits nowhere yet holds up those behind it, so that it gets the blocks which running
     sequences give up. A running sequence is not sent away for one that waits, of whatever priority.
 
+    Others stand aside until the prompt of another request is computed (`set_aside`): nobody waits behind them.
+
     Looking at the head, adding, and taking out from anywhere cost O(log n).
     """
 
-    __slots__ = ("_by_age", "_lines", "_open", "_places", "_rank_of", "num_tokens")
+    __slots__ = ("_aside", "_by_age", "_lines", "_open", "_places", "_rank_of", "num_tokens")
 
     def __init__(self, order: str = "fcfs") -> None:
         self._rank_of = waiting_rank(order)
         self._places: dict[bytes, _Place] = {}
         self._open: LazyHeap[_Place] = LazyHeap()  # in nobody's line
         self._lines: dict[str, LazyHeap[_Place]] = {}
+        self._aside: dict[bytes, dict[bytes, _Place]] = {}  # by the request that they wait for
         self._by_age: LazyHeap[Sequence] = LazyHeap()
         self.num_tokens = 0
 
@@ -64,9 +68,31 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""
         place = self._places.pop(sequence.request_id)
-        (self._lines[place.worker] if place.worker else self._open).take(sequence.request_id)
+        if place.awaited:
+            del self._aside[place.awaited][sequence.request_id]
+        else:
+            (self._lines[place.worker] if place.worker else self._open).take(sequence.request_id)
         self._by_age.take(sequence.request_id)
         self.num_tokens -= sequence.ledger.num_tokens
+
+    # -- aside
+
+    @property
+    def awaited(self) -> list[bytes]:
+        """The requests that some wait for, aside."""
+        return list(self._aside)
+
+    def set_aside(self, sequence: Sequence, awaited: bytes) -> None:
+        """Let a sequence that stands in no line wait for another request, at its place in the order, but passed by whoever is behind it."""
+        place = self._open.take(sequence.request_id)
+        place.awaited = awaited
+        self._aside.setdefault(awaited, {})[sequence.request_id] = place
+
+    def bring_back(self, awaited: bytes) -> None:
+        """Who waits for this request waits for its turn again."""
+        for place in self._aside.pop(awaited).values():
+            place.awaited = b""
+            self._open.add(place.sequence.request_id, place.rank, place)
 
     # -- lines
 
@@ -109,7 +135,10 @@ class WaitingQueue:
         for worker, heap in heaps.items():
             heap.check_integrity()
             assert all(self._places[place.sequence.request_id] is place and place.worker == worker for place in heap)
-        assert sum(map(len, heaps.values())) == len(self._places) == len(self._by_age)
+        for awaited, places in self._aside.items():
+            assert all(self._places[name] is place and place.awaited == awaited for name, place in places.items())
+        num_aside = sum(map(len, self._aside.values()))
+        assert num_aside + sum(map(len, heaps.values())) == len(self._places) == len(self._by_age)
         self._by_age.check_integrity()
         assert all(place.rank == self._rank_of(place.sequence) for place in self._places.values()), (
             "a rank changed in the queue"
