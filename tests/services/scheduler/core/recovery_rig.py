@@ -130,10 +130,10 @@ class Lead:
 class House:
     """`lead` is the present leader, `now_us` the clock of everybody."""
 
-    def __init__(self, num_blocks: int = 64, num_workers: int = 1, **config: object) -> None:
+    def __init__(self, num_blocks: int = 64, num_workers: int = 1, num_host_blocks: int = 0, **config: object) -> None:
         self.config = replace(CONFIG, **config)
         names = (WORKER, OTHER_WORKER)[:num_workers]
-        self.workers = {name: FakeWorker(num_blocks, 4) for name in names}
+        self.workers = {name: FakeWorker(num_blocks, 4, num_host_blocks=num_host_blocks) for name in names}
         self.store = MemoryStore()
         self.gateways: dict[str, Gateway] = {}
         self.now_us = 1_000_000
@@ -302,7 +302,7 @@ class House:
                 break
             self.turn()
         load = self.lead.scheduler.load()
-        assert load.num_running == load.num_waiting == 0, "something is left"
+        assert load.num_running == load.num_swapped == load.num_waiting == 0, "something is left"
         self.read()
 
     def assert_as_undisturbed(self, *calls: Call) -> None:
@@ -318,6 +318,11 @@ class House:
         lead.scheduler.check_integrity()
         load = lead.scheduler.load()
         assert load.num_free_blocks == load.num_blocks, "blocks leaked"
+        for name in lead.nonces:
+            replica = lead.scheduler.replica(name)
+            assert replica is not None
+            num_host_blocks = replica.description.geometry.num_host_blocks
+            assert replica.manager.num_free_host_blocks == num_host_blocks, "host blocks leaked"
         assert load.num_contradictions == 0
         state = self.store.stored().state
         assert lead.journal.acked == lead.journal.last_record == state.last

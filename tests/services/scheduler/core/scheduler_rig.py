@@ -127,7 +127,8 @@ class Rig:
         for count in range(steps_max):
             if not self.step(in_flight):
                 load = self.scheduler.load()
-                assert load.num_running == load.num_waiting == 0, "nothing is scheduled, but requests are left"
+                num_left = load.num_running + load.num_swapped + load.num_waiting
+                assert num_left == 0, "nothing is scheduled, but requests are left"
                 return count
         raise AssertionError(f"not done after {steps_max} steps")
 

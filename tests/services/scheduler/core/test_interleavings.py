@@ -1,6 +1,7 @@
 """Every order of events in which something was once lost, as a transcript: who knew what when somebody died, and that no client can tell."""
 
 import pytest
+from fake_worker import reference_output
 from recovery_rig import WORKER, Call, House
 
 from services.scheduler.core.journal_call import Append, OlderEpoch
@@ -122,6 +123,99 @@ def test_a_preemption_executed_and_not_journalled() -> None:
     house.run()
     house.assert_as_undisturbed(*calls)
     assert house.lead.scheduler.load().recomputed_positions == 0
+
+
+def swapping(house: House, back: bool) -> tuple[Call, Call]:
+    """The second request has just been swapped out, or back in: the batch that does it is at the worker, and nothing of that is written."""
+    calls = house.call(1, numbers(7), max_tokens=8), house.call(2, numbers(7, 30), gateway="g2", max_tokens=8)
+    house.write()
+    for _ in range(40):
+        if any(batch.swap_ins if back else batch.swap_outs for batch in house.worker.queue):
+            return calls
+        house.write()
+        house.read()
+        house.execute()
+        house.hear()
+    raise AssertionError("nobody was swapped")
+
+
+def swapping_house(**config: object) -> House:
+    return House(num_blocks=5, num_host_blocks=4, preemption_mode="swap", **config)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("is_written", [False, True])
+@pytest.mark.parametrize("is_executed", [False, True])
+@pytest.mark.parametrize("back", [False, True])
+def test_a_swap_in_flight_as_the_leader_dies(back: bool, is_executed: bool, is_written: bool, in_flight: int) -> None:
+    """Whatever the store says, the KV is where the worker says, and the request goes on from there: nothing is computed again."""
+    house = swapping_house(max_batches_in_flight=in_flight)
+    calls = swapping(house, back)
+    request_id = calls[1].submission.request_id
+    if is_written:
+        house.write()
+    stored = house.store.stored().state.requests[request_id]
+    assert (stored.status is SequenceStatus.SWAPPED) == (back != is_written)
+    while is_executed and house.worker.queue:
+        house.execute()
+    is_out = any(slot.is_swapped for slot in house.worker.slots.values())
+    assert is_out == (back != is_executed)
+    house.take_over()
+    sequence = house.lead.scheduler.request(request_id)
+    assert sequence is not None and (sequence.attempt, sequence.worker) == (1, WORKER)
+    house.run()
+    house.assert_as_undisturbed(*calls)
+    house.assert_nothing_recomputed(*calls)
+
+
+@pytest.mark.parametrize("comes", ["in time", "after the grace", "never"])
+def test_a_swapped_slot_of_a_request_that_the_store_lost(comes: str) -> None:
+    """Its host blocks are kept for the gateway that may come with it."""
+    house = swapping_house()
+    older = house.store.save()
+    calls = swapping(house, back=False)
+    while house.worker.queue:
+        house.execute()
+    house.store = older
+    house.read()
+    house.take_over(late=("g2",))
+    request_id = calls[1].submission.request_id
+    replica = house.lead.scheduler.replica(WORKER)
+    assert replica is not None and house.lead.scheduler.request(request_id) is None
+    assert replica.manager.num_free_host_blocks < 4
+    if comes != "in time":
+        house.lead.scheduler.expire_orphans()
+        house.lead.settle()
+        assert replica.manager.num_free_host_blocks == 4
+    if comes != "never":
+        house.say_hello("g2")
+    house.run()
+    if comes == "never":
+        del house.gateways["g2"]
+        house.assert_as_undisturbed(calls[0])
+    else:
+        house.assert_as_undisturbed(*calls)
+    if comes == "in time":
+        house.assert_nothing_recomputed(*calls)
+
+
+@pytest.mark.parametrize("more", [1, 2])
+def test_a_client_that_has_more_than_the_swapped_slot_of_its_request(more: int) -> None:
+    """The KV comes back from host memory, and the request enters its slot anew with it, behind what its client has."""
+    house = swapping_house()
+    calls = swapping(house, back=False)
+    while house.worker.queue:
+        house.execute()
+    expected, _ = reference_output(calls[1].submission, house.worker.geometry.num_tokens)
+    (slot,) = [slot for slot in house.worker.report().slots if slot.is_swapped]
+    calls[1].tokens[:] = expected[: len(slot.token_ids) - slot.prompt_len + more]
+    house.take_over()
+    sequence = house.lead.scheduler.request(calls[1].submission.request_id)
+    assert sequence is not None and sequence.status is SequenceStatus.SWAPPED and not sequence.has_entered
+    house.run()
+    house.assert_as_undisturbed(*calls)
+    assert sequence.attempt == 2 and house.lead.scheduler.load().recomputed_positions == 0
+    house.assert_nothing_recomputed(*calls)
 
 
 def test_a_hash_journalled_and_its_block_then_evicted_and_overwritten() -> None:

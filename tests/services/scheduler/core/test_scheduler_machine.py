@@ -17,7 +17,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.worker_loss import LEFT
 from tessera.values.batch import ScheduledBatchOutput
-from tessera.values.config import POLICIES, Config
+from tessera.values.config import POLICIES, PREEMPTION_MODES, PREEMPTION_POLICIES, QUEUE_ORDERS, Config
 from tessera.values.finish import FinishReason
 from tessera.values.identity import Epoch
 from tessera.values.model import WorkerLimits
@@ -54,6 +54,9 @@ configs = st.builds(
     enable_chunked_prefill=st.booleans(),
     long_prefill_token_threshold=st.sampled_from((0, 0, 3)),
     policy=st.sampled_from(POLICIES),
+    queue_order=st.sampled_from(QUEUE_ORDERS),
+    preemption_mode=st.sampled_from(PREEMPTION_MODES),
+    preemption_policy=st.sampled_from(PREEMPTION_POLICIES),
     scheduler_delay_factor=st.sampled_from((0.0, 0.0, 1.5)),
     itl_target_ms=st.sampled_from((0, 0, 1)),
     max_batches_in_flight=st.sampled_from((1, 2, 2)),
@@ -65,11 +68,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     """One worker, one leader at a time; `submitted` is what clients asked for and have not been told the end of."""
 
     @initialize(
-        config=configs, pool_tokens=st.integers(16, 48), block_size=st.sampled_from((1, 2, 3, 4)), take_every=st.integers(1, 3)
+        config=configs,
+        pool_tokens=st.integers(16, 48),
+        host_tokens=st.sampled_from((0, 8, 64)),
+        block_size=st.sampled_from((1, 2, 3, 4)),
+        take_every=st.integers(1, 3),
     )
-    def start(self, config: Config, pool_tokens: int, block_size: int, take_every: int) -> None:
+    def start(self, config: Config, pool_tokens: int, host_tokens: int, block_size: int, take_every: int) -> None:
         limits = WorkerLimits(max_num_seqs=6, max_num_batched_tokens=20)
-        self.rig = Rig(config, FakeWorker(pool_tokens // block_size, block_size, limits))
+        num_host_blocks = host_tokens // block_size
+        self.rig = Rig(config, FakeWorker(pool_tokens // block_size, block_size, limits, num_host_blocks=num_host_blocks))
         self.rig.take_every = take_every
         self.outputs: deque[ScheduledBatchOutput] = deque()
         self.late: list[ScheduledBatchOutput] = []
@@ -80,14 +88,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # -- requests
 
-    @rule(requests=st.lists(st.tuples(prompts, samplings), min_size=1, max_size=3))
-    def submit(self, requests: list[tuple[list[int], SamplingParams]]) -> None:
-        for prompt, sampling in requests:
-            self.submit_one(prompt, sampling)
+    @rule(requests=st.lists(st.tuples(prompts, samplings, st.integers(-1, 1)), min_size=1, max_size=3))
+    def submit(self, requests: list[tuple[list[int], SamplingParams, int]]) -> None:
+        for prompt, sampling, priority in requests:
+            self.submit_one(prompt, sampling, priority)
 
-    def submit_one(self, prompt: list[int], sampling: SamplingParams) -> None:
+    def submit_one(self, prompt: list[int], sampling: SamplingParams, priority: int) -> None:
         self.number += 1
-        request = submission(self.number, prompt, replace(sampling, min_tokens=min(sampling.min_tokens, sampling.max_tokens)))
+        sampling = replace(sampling, min_tokens=min(sampling.min_tokens, sampling.max_tokens))
+        request = submission(self.number, prompt, sampling, priority=priority)
         result = self.rig.scheduler.submit(request, 0, (), self.rig.now_us)
         self.rig.check()
         if isinstance(result, Admitted):
@@ -194,7 +203,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.rig.attach()
         replica = self.rig.scheduler.replica(WORKER)
         assert replica is not None
-        for sequence in replica.running.values():
+        for sequence in (*replica.running.values(), *replica.swapped.values()):
             assert sequence.ledger.computed_len == held[sequence.request_id]
 
     @rule()
@@ -274,6 +283,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         tokens = sum(s.ledger.prompt_len + s.submission.sampling.max_tokens for s in self.live())
         steps = rig.finish_all(in_flight=2, steps_max=20 + 3 * tokens)
         assert steps <= 20 + 3 * tokens
+        assert rig.scheduler.load().num_swapped == 0
+        replica = rig.scheduler.replica(WORKER)
+        assert replica is not None and replica.manager.num_free_host_blocks == rig.worker.geometry.num_host_blocks
         preemptions = rig.scheduler.load().num_preemptions - load.num_preemptions
         assert preemptions <= tokens, "more preemptions than tokens"
         rig.take()
