@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from fake_worker import FakeWorker, reference_output
-from scheduler_rig import own_stop
+from scheduler_rig import REQUEST_FIELDS, own_stop
 
 from services.scheduler.core.admission import Refused, Unknown
 from services.scheduler.core.journal import Journal, WorkerStep
@@ -228,13 +228,14 @@ class House:
         subscriber: int = 0,
         received: tuple[int, ...] = (),
         name: str = "",
-        cache_salt: str = "",
-        **sampling: object,
+        **given: object,
     ) -> Call:
-        """A client calls; `number` is the internal id that its gateway draws."""
-        params = replace(SamplingParams(seed=7, ignore_eos=True), **sampling)
+        """A client calls; `number` is the internal id that its gateway draws. `given` are sampling parameters, and fields of
+        `REQUEST_FIELDS`."""
+        own = {field: given.pop(field) for field in REQUEST_FIELDS if field in given}
+        params = replace(SamplingParams(seed=7, ignore_eos=True), **given)
         request_id, prompt_ids = number.to_bytes(16, "big"), np.array(prompt, np.int32)
-        request = Submission(request_id, prompt_ids, params, DetokenizeOptions(), name, "someone", cache_salt=cache_salt)
+        request = Submission(request_id, prompt_ids, params, DetokenizeOptions(), name, "someone", **own)
         call = Call(self._gateway(gateway), request, subscriber, list(received))
         call.gateway.calls[request.request_id] = call
         self._submit(self.lead, call)

@@ -1,5 +1,7 @@
 """Every order of events in which something was once lost, as a transcript: who knew what when somebody died, and that no client can tell."""
 
+from dataclasses import replace
+
 import pytest
 from fake_worker import reference_output
 from recovery_rig import WORKER, Call, House
@@ -448,3 +450,80 @@ def test_worker_and_scheduler_die_together(writes: bool) -> None:
     house.run()
     house.assert_as_undisturbed(*calls)
     assert house.lead.scheduler.load().recomputed_positions == 0, "nobody held it any more"
+
+
+def family(house: House, prompt: list[int]) -> list[Call]:
+    """Three outputs of one prompt, at two gateways: the first request is the parent of the others."""
+    parent = house.call(1, prompt, max_tokens=8)
+    children = [
+        house.call(number, prompt, gateway="g2", max_tokens=8, seed=number, fork_of=parent.submission.request_id)
+        for number in (2, 3)
+    ]
+    house.write()
+    return [parent, *children]
+
+
+MOMENTS = {
+    "before the prompt is computed": "",
+    "with half of it computed": "eh",
+    "with all of it computed, which nobody heard": "ehe",
+    "with the fork at the worker": "eheh",
+    "with the fork executed, which nobody heard": "ehehe",
+    "after the fork": "eheheh",
+}
+"""What each of them is reached by: e, the worker executes a batch; h, the leader hears of it."""
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("late", [(), ("g2",)])
+def test_n_above_1_killed_between_prefill_and_fork(moment: str, caching: bool, writes: bool, late: tuple[str, ...]) -> None:
+    """The children fork under the next leader, or go on in their slots: the prompt is computed once, but for its last position, once by
+    each. B=4: the blocks of 18 positions are shared, the fifth is copied."""
+    house = House(max_batches_in_flight=1, enable_prefix_caching=caching)
+    prompt = numbers(19)
+    calls = family(house, prompt)
+    for letter in MOMENTS[moment]:
+        if letter == "e":
+            house.execute()
+        else:
+            house.hear()
+        if writes:
+            house.write()
+            house.read()
+    house.take_over(late=late)
+    for name in late:
+        house.say_hello(name)
+    house.run()
+    house.assert_as_undisturbed(*calls)
+    assert house.lead.scheduler.load().recomputed_positions == 0
+    assert house.worker.computed_positions == len(prompt) + 2 + 3 * 7
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_n_above_1_and_the_worker_dies_with_its_leader(moment: str) -> None:
+    house = House(max_batches_in_flight=1)
+    calls = family(house, numbers(19))
+    for letter in MOMENTS[moment]:
+        if letter == "e":
+            house.execute()
+        else:
+            house.hear()
+    house.worker.restart()
+    house.take_over()
+    house.run()
+    house.assert_as_undisturbed(*calls)
+
+
+@pytest.mark.parametrize("was_caching", [False, True])
+def test_forks_outlive_a_leader_that_caches_otherwise(was_caching: bool) -> None:
+    """Shared blocks go on being shared where the next leader is started with the other setting."""
+    house = House(max_batches_in_flight=1, enable_prefix_caching=was_caching)
+    calls = family(house, numbers(19))
+    house.turn(4)
+    house.config = replace(house.config, enable_prefix_caching=not was_caching)
+    house.take_over()
+    house.run()
+    house.assert_as_undisturbed(*calls)
+    assert house.worker.computed_positions == 19 + 2 + 3 * 7
