@@ -3,6 +3,7 @@
 import copy
 from collections import deque
 from dataclasses import replace
+from typing import Any
 
 import hypothesis.strategies as st
 from fake_worker import FakeWorker, reference_output
@@ -46,6 +47,13 @@ samplings = st.builds(
     stop_token_ids=st.lists(token_ids, max_size=6).map(tuple),
     stop_token_sequences=st.lists(st.tuples(token_ids), max_size=3).map(tuple),
 )
+own_fields = st.fixed_dictionaries(
+    {
+        "priority": st.integers(-1, 1),
+        "max_model_length": st.sampled_from((0, 0, 10, 18)),
+        "cache_salt": st.sampled_from(("", "", "a tenant")),
+    }
+)
 configs = st.builds(
     Config,
     max_num_seqs=st.integers(1, 5),
@@ -88,15 +96,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # -- requests
 
-    @rule(requests=st.lists(st.tuples(prompts, samplings, st.integers(-1, 1)), min_size=1, max_size=3))
-    def submit(self, requests: list[tuple[list[int], SamplingParams, int]]) -> None:
-        for prompt, sampling, priority in requests:
-            self.submit_one(prompt, sampling, priority)
+    @rule(requests=st.lists(st.tuples(prompts, samplings, own_fields), min_size=1, max_size=3))
+    def submit(self, requests: list[tuple[list[int], SamplingParams, dict[str, Any]]]) -> None:
+        for prompt, sampling, own in requests:
+            self.submit_one(prompt, sampling, own)
 
-    def submit_one(self, prompt: list[int], sampling: SamplingParams, priority: int) -> None:
+    def submit_one(self, prompt: list[int], sampling: SamplingParams, own: dict[str, Any]) -> None:
         self.number += 1
         sampling = replace(sampling, min_tokens=min(sampling.min_tokens, sampling.max_tokens))
-        request = submission(self.number, prompt, sampling, priority=priority)
+        request = submission(self.number, prompt, sampling, **own)
         result = self.rig.scheduler.submit(request, 0, (), self.rig.now_us)
         self.rig.check()
         if isinstance(result, Admitted):
@@ -104,7 +112,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             assert isinstance(result, Refused)
             budget = min(self.rig.config.max_num_batched_tokens, 20)
-            assert len(prompt) >= self.rig.pool_tokens + 1 or len(prompt) > budget, result
+            own_room = (own["max_model_length"] or 64) - 1
+            assert len(prompt) > min(self.rig.pool_tokens, own_room, budget), result
 
     def live(self) -> list[Sequence]:
         return [sequence for sequence in self.rig.scheduler.requests() if sequence.finish is None]
@@ -145,6 +154,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.rig.check()
 
     # -- the loop
+
+    @rule()
+    def pause(self) -> None:
+        """Until the next `resume`, leader, or the end."""
+        self.rig.scheduler.pause()
+        assert self.rig.schedule() is None
+
+    @rule()
+    def resume(self) -> None:
+        self.rig.scheduler.resume()
 
     @rule()
     def schedule(self) -> None:
@@ -278,6 +297,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "rig"):
             return
         self.outputs_are_late()
+        self.rig.scheduler.resume()
         self.rig.attach()
         rig, load = self.rig, self.rig.scheduler.load()
         tokens = sum(s.ledger.prompt_len + s.submission.sampling.max_tokens for s in self.live())
