@@ -50,8 +50,9 @@ class Preemption:
 
     def next_swap_in(self, replica: Replica) -> tuple[Sequence, PrefixMatch, int] | None:
         """Who comes back from the host next: of the swapped ones the first in rank, if there is a seat, and room for its whole length and a
-        watermark; with its cached prefix, which need not be copied, and the positions that it gets blocks for."""
-        if not replica.swapped or len(replica.running) >= replica.running_max:
+        watermark; with its cached prefix, which need not be copied, and the positions that it gets blocks for. Nobody in a step in which
+        others had to leave."""
+        if not replica.swapped or replica.swap_outs or len(replica.running) >= replica.running_max:
             return None
         sequence = min(replica.swapped.values(), key=self._rank)
         if sequence.ledger.positions_in_flight:

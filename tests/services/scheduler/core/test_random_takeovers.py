@@ -7,6 +7,7 @@ from recovery_rig import OTHER_WORKER, WORKER, Call, House
 
 from services.scheduler.core.worker_loss import LEFT
 from services.scheduler.store.memory import MemoryStore
+from tessera.values.config import PREEMPTION_POLICIES, QUEUE_ORDERS
 from tessera.values.finish import FinishReason
 
 GATEWAYS = ("g1", "g2", "g3")
@@ -14,18 +15,19 @@ GATEWAYS = ("g1", "g2", "g3")
 
 class Life:
     """One random history. `calls` are the latest call of every client; what was aborted is not compared. Clients are in turn of the
-    tenants with these salts."""
+    tenants with these salts, and have in turn these priorities. `given` is what is not drawn of the house."""
 
-    def __init__(self, seed: int, salts: tuple[str, ...] = ("",)) -> None:
-        self.salts = salts
+    def __init__(self, seed: int, salts: tuple[str, ...] = ("",), priorities: tuple[int, ...] = (0,), **given: object) -> None:
+        self.salts, self.priorities = salts, priorities
         self.rng = rng = random.Random(seed)
-        self.house = House(
-            num_blocks=rng.choice((7, 9, 16, 64)),
-            num_workers=rng.choice((1, 2, 2)),
-            max_num_seqs=rng.randint(1, 4),
-            max_num_batched_tokens=rng.choice((6, 16)),
-            max_batches_in_flight=rng.choice((1, 2)),
-        )
+        drawn = {
+            "num_blocks": rng.choice((7, 9, 16, 64)),
+            "num_workers": rng.choice((1, 2, 2)),
+            "max_num_seqs": rng.randint(1, 4),
+            "max_num_batched_tokens": rng.choice((6, 16)),
+            "max_batches_in_flight": rng.choice((1, 2)),
+        }
+        self.house = House(**drawn | given)
         self.saved = self.house.store.save()
         self.calls: list[Call] = []
         self.aborted: set[int] = set()
@@ -44,7 +46,9 @@ class Life:
             gateway = self.rng.choice([name for name in GATEWAYS if name not in self.away] or ["g4"])
             sampling = {"max_tokens": self.rng.randint(1, 14), "seed": self.number, "ignore_eos": self.rng.random() < 0.7}
             salt = self.salts[self.number % len(self.salts)]
-            call = self.house.call(self.number, prompt, gateway, name=f"client {self.number}", cache_salt=salt, **sampling)
+            priority = self.priorities[self.number % len(self.priorities)]
+            own = {"cache_salt": salt, "priority": priority}
+            call = self.house.call(self.number, prompt, gateway, name=f"client {self.number}", **own, **sampling)
             self.calls.append(call)
 
     def resume(self) -> None:
@@ -188,3 +192,20 @@ def test_no_client_can_tell(seed: int) -> None:
 def test_no_client_of_several_tenants_can_tell(seed: int) -> None:
     """The worker's KV is each tenant's own, and is compared whenever it is read: nobody is ever given another's."""
     Life(seed, ("", "anna", "bert")).run()
+
+
+@pytest.mark.parametrize("seed", range(200, 240))
+def test_no_client_can_tell_though_blocks_are_short_and_swapped(seed: int) -> None:
+    """Few blocks in the pool and in host memory, every victim policy, and requests of several priorities."""
+    rng = random.Random(seed)
+    life = Life(
+        seed,
+        priorities=(0, 1, -1),
+        num_blocks=rng.choice((7, 9)),
+        num_host_blocks=rng.choice((0, 4, 16, 16)),
+        max_num_seqs=4,
+        queue_order=rng.choice(QUEUE_ORDERS),
+        preemption_mode="swap",
+        preemption_policy=PREEMPTION_POLICIES[seed % len(PREEMPTION_POLICIES)],
+    )
+    life.run()

@@ -210,6 +210,21 @@ def test_a_swap_that_the_worker_never_started_did_not_happen() -> None:
     assert rig.worker.computed_positions == 2 * (7 + 8 - 1)
 
 
+def test_nobody_comes_back_in_the_step_in_which_he_leaves() -> None:
+    """Two of the same tokens, computed beside each other: what the second gives up the first holds as well, so there is room at once."""
+    rig = rig_of(6)
+    rig.submit(1, numbers(8), max_tokens=8)
+    rig.submit(2, numbers(8), max_tokens=8)
+    while not any(batch.swap_outs for batch in rig.batches):
+        assert rig.step()
+    assert not rig.batches[-1].swap_ins and rig.sequence(2).status is SequenceStatus.SWAPPED
+    rig.step()
+    assert len(rig.batches[-1].swap_ins) == 1 and len(rig.batches[-1].swap_ins[0].pairs) == 0
+    rig.finish_all()
+    rig.assert_as_alone(1)
+    rig.assert_as_alone(2)
+
+
 def test_the_journal_tells_of_a_swapped_sequence_without_a_table() -> None:
     rig = rig_of(4)
     two_in_a_pool_for_one(rig)
