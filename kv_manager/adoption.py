@@ -85,7 +85,7 @@ def restore_entries(index: PrefixIndex, blocks: Blocks, entries: Iterable[Publis
     for entry in entries:
         children[entry.parent].append(entry)
     levels: list[list[PublishedBlock]] = []
-    parents: list[int | None] = [None, *(children.keys() & blocks.digests)]
+    parents: list[int | None] = [None, *(children.keys() & blocks.digests_view[blocks.published_ids()].tolist())]
     while parents:
         level = [entry for parent in parents for entry in children.pop(parent, ()) if _restore(index, entry)]
         levels.append(level)

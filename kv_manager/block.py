@@ -1,5 +1,6 @@
 """What each block of the pool is: reference count and published content, as columns indexed by block id."""
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,35 +13,60 @@ class Blocks:
     """Columns of `num_blocks` blocks of `block_size` tokens; row b is block b.
 
     - `ref_counts[b]`: tables that hold the block; 0 means it is in the free list. Written by the block manager.
-    - `digests[b]`: link of the hash chain, None while unpublished. `parents[b]`: the digest of the block before it, for the first
-      block of a sequence the root of its namespace (negative, or None). `token_ids[b]` int32 `[block_size]`. `published_steps[b]`:
-      worker step whose output completed the block. Written by the prefix index; the last three mean something only while the
-      block is published.
+    - `is_published[b]`: whether the block is in the prefix cache. Written, like all that follows, by the prefix index; the rest means
+      something only while it holds.
+    - `digests[b]`: link of the hash chain. `links[b]`: the link before it: the digest of the block before it, for the first block of a
+      sequence that of its namespace, 0 for the empty one. `steps[b]`: twice the worker step whose output completed the block, plus 1
+      where there is a block before it. `token_ids[b]` int32 `[block_size]`.
 
-    Columns instead of an object per block keep a pool of a million blocks out of the garbage collector's way.
+    Scalars are read and written in the arrays, which costs a third of what numpy takes for one; the views are the same memory, for many
+    blocks at once. Columns of machine integers instead of an object per block: a pool of a million blocks takes 100 MB, and stays out of the
+    garbage collector's way.
     """
 
-    __slots__ = ("block_size", "digests", "num_blocks", "parents", "published_steps", "ref_counts", "token_ids")
+    __slots__ = (
+        "block_size",
+        "digests",
+        "digests_view",
+        "is_published",
+        "is_published_view",
+        "links",
+        "links_view",
+        "num_blocks",
+        "ref_counts",
+        "ref_counts_view",
+        "steps",
+        "steps_view",
+        "token_ids",
+    )
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         assert num_blocks > 0 and block_size > 0, f"a pool needs blocks and tokens, got {num_blocks} x {block_size}"
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.ref_counts: list[int] = [0] * num_blocks
-        self.digests: list[int | None] = [None] * num_blocks
-        self.parents: list[int | None] = [None] * num_blocks
-        self.published_steps: list[int] = [0] * num_blocks
+        self.ref_counts = array("i", bytes(4 * num_blocks))
+        self.is_published = bytearray(num_blocks)
+        self.digests = array("Q", bytes(8 * num_blocks))
+        self.links = array("Q", bytes(8 * num_blocks))
+        self.steps = array("q", bytes(8 * num_blocks))
         self.token_ids: npt.NDArray[np.int32] = np.zeros((num_blocks, block_size), np.int32)
+        self.ref_counts_view = np.frombuffer(self.ref_counts, np.int32)
+        self.is_published_view = np.frombuffer(self.is_published, np.bool_)
+        self.digests_view = np.frombuffer(self.digests, np.uint64)
+        self.links_view = np.frombuffer(self.links, np.uint64)
+        self.steps_view = np.frombuffer(self.steps, np.int64)
 
-    def published(self, block_ids: Sequence[int]) -> PublishedBlocks:
+    def published_ids(self) -> npt.NDArray[np.int64]:
+        """All published blocks, in order."""
+        return np.flatnonzero(self.is_published_view)
+
+    def published(self, block_ids: Sequence[int] | npt.NDArray[np.int64]) -> PublishedBlocks:
         """The prefix-cache entries of published blocks."""
-        rows: Rows = np.empty(len(block_ids), entry_dtype(self.block_size))
-        digests, parents, steps = self.digests, self.parents, self.published_steps
-        rows["block_id"] = block_ids
-        rows["digest"] = np.array([digests[block_id] for block_id in block_ids], np.uint64)
-        before = [parents[block_id] for block_id in block_ids]
-        rows["parent"] = np.array([0 if link is None else max(link, ~link) for link in before], np.uint64)
-        has_parent = [link is not None and link >= 0 for link in before]
-        rows["step_and_parent"] = [2 * steps[b] + has for b, has in zip(block_ids, has_parent, strict=True)]
-        rows["token_ids"] = self.token_ids[np.array(block_ids, np.int64)]
+        index = np.asarray(block_ids, np.int64)
+        rows: Rows = np.empty(len(index), entry_dtype(self.block_size))
+        rows["block_id"] = index
+        rows["digest"] = self.digests_view[index]
+        rows["parent"] = self.links_view[index]
+        rows["step_and_parent"] = self.steps_view[index]
+        rows["token_ids"] = self.token_ids[index]
         return PublishedBlocks(rows)

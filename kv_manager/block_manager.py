@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from kv_manager.block import Blocks
 from kv_manager.block_table import BlockTable, HeldTable
 from kv_manager.block_tenants import BlockTenants
@@ -271,7 +273,7 @@ class BlockManager:
         """
         self._pool_version += 1
         num_forgotten = self._cache.reset()
-        self._free.refill([block_id for block_id, count in enumerate(self._blocks.ref_counts) if not count], [])
+        self._free.refill(np.flatnonzero(self._blocks.ref_counts_view == 0).tolist(), [])
         return num_forgotten
 
     def take_changes(self) -> BlockChanges:
@@ -302,8 +304,8 @@ class BlockManager:
         if self._tenants is not None:
             for item in held:
                 self._tenants.settle(item.table)
-        uncached = zip(blocks.ref_counts, blocks.digests, strict=True)
-        self._free.refill([b for b, (count, digest) in enumerate(uncached) if not count and digest is None], cached)
+        is_plain = (blocks.ref_counts_view == 0) & ~blocks.is_published_view
+        self._free.refill(np.flatnonzero(is_plain).tolist(), cached)
         return told
 
     def check_integrity(self, tables: Sequence[BlockTable]) -> None:
@@ -331,10 +333,10 @@ class BlockManager:
             return PoolExhausted(count, len(self._free))
         self._pool_version += 1
         block_ids = self._free.take(count)
-        ref_counts, digests = self._blocks.ref_counts, self._blocks.digests
+        ref_counts, is_published = self._blocks.ref_counts, self._blocks.is_published
         for block_id in block_ids:
             ref_counts[block_id] = 1
-            if digests[block_id] is not None:
+            if is_published[block_id]:
                 self._cache.forget(block_id)
         if self._tenants is not None:
             self._tenants.hand_over(block_ids, table.namespace)
@@ -350,7 +352,7 @@ class BlockManager:
     def _release(self, block_ids: Sequence[int]) -> None:
         """Take back one reference of each of these blocks of one table, the last first."""
         self._pool_version += 1
-        ref_counts, digests = self._blocks.ref_counts, self._blocks.digests
+        ref_counts, is_published = self._blocks.ref_counts, self._blocks.is_published
         cached = []
         for block_id in reversed(block_ids):
             count = ref_counts[block_id] - 1
@@ -358,11 +360,11 @@ class BlockManager:
             ref_counts[block_id] = count
             if count:
                 continue
-            if digests[block_id] is None:
-                self._free.release_plain(block_id)
-            else:
+            if is_published[block_id]:
                 cached.append(block_id)
+            else:
+                self._free.release_plain(block_id)
         self._free.release_cached(cached)
 
     def _is_shared_or_published(self, block_id: int) -> bool:
-        return self._blocks.ref_counts[block_id] > 1 or self._blocks.digests[block_id] is not None
+        return self._blocks.ref_counts[block_id] > 1 or bool(self._blocks.is_published[block_id])

@@ -1,14 +1,15 @@
 """Blocks that nobody holds, in the order in which they are handed out."""
 
+from array import array
 from collections.abc import Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import islice
 
 
 class FreeList:
     """First blocks without cached content, lowest id first; then cached ones, least recently released first.
 
-    Ids from `_untouched` on were never handed out and need no bookkeeping. Returned blocks without content are a heap,
+    Ids from `_untouched` on are free and without content, and need no bookkeeping. Returned blocks without content are a heap,
     cached ones a doubly linked list through two columns, so that a prefix hit leaves the middle of it in O(1).
     """
 
@@ -21,8 +22,8 @@ class FreeList:
         self._plain: list[int] = []
         self._num_cached = 0
         # Row `num_blocks` is the list's head and tail. Links of blocks outside the list are stale.
-        self._next = [num_blocks] * (num_blocks + 1)
-        self._previous = [num_blocks] * (num_blocks + 1)
+        self._next = array("i", [num_blocks]) * (num_blocks + 1)
+        self._previous = array("i", [num_blocks]) * (num_blocks + 1)
 
     def __len__(self) -> int:
         return len(self._plain) + self._num_blocks - self._untouched + self._num_cached
@@ -72,10 +73,10 @@ class FreeList:
 
     def refill(self, plain: list[int], cached: list[int]) -> None:
         """Replace the content: free blocks without cached content in any order, cached ones in the order of handing out."""
-        end = self._num_blocks
-        self._untouched = end
-        self._plain = plain.copy()
-        heapify(self._plain)
+        end = self._untouched = self._num_blocks
+        self._plain = sorted(plain)  # a heap
+        while self._plain and self._plain[-1] == self._untouched - 1:
+            self._untouched = self._plain.pop()
         self._num_cached = 0
         self._next[end] = self._previous[end] = end
         self.release_cached(cached)

@@ -53,12 +53,11 @@ def chain_digests(blocks: npt.NDArray[np.int32], parent: int | None = None) -> l
 
     `parent` is what is before the first of these blocks: the previous block's digest, else `namespace_root`.
     """
-    data = blocks.astype("<i8").tobytes()
-    width = blocks.shape[1] * _TOKEN_BYTES
+    contents: list[bytes] = blocks.astype("<i8").view(f"V{blocks.shape[1] * _TOKEN_BYTES}").ravel().tolist()
     link = b"" if parent is None else max(parent, ~parent).to_bytes(_DIGEST_BYTES, "little")
     digests = []
-    for start in range(0, len(data), width):
-        digest = xxh64_intdigest(link + data[start : start + width])
+    for content in contents:
+        digest = xxh64_intdigest(link + content)
         link = digest.to_bytes(_DIGEST_BYTES, "little")
         digests.append(digest)
     return digests

@@ -20,5 +20,5 @@ def check_pool(tables: Sequence[BlockTable], blocks: Blocks, free_list: FreeList
     free = list(islice(free_list, blocks.num_blocks + 1))  # a broken list may not end
     assert len(free) == len(free_list) == len(set(free)), "a block is free twice, or the count is wrong"
     assert set(free) == set(range(blocks.num_blocks)) - holders.keys(), "free and held blocks are not the whole pool"
-    plain = [blocks.digests[block_id] is None for block_id in free]
+    plain = [not blocks.is_published[block_id] for block_id in free]
     assert plain == sorted(plain, reverse=True), "a cached block would be handed out before one without content"

@@ -85,10 +85,8 @@ class PrefixCache:
 
     def reset(self) -> int:
         """Forget everything. Returns how many blocks were published."""
-        digests = self._blocks.digests
-        published = [block_id for block_id, digest in enumerate(digests) if digest is not None]
-        for block_id in published:
-            digests[block_id] = None
+        published = self._blocks.published_ids().tolist()
+        self._blocks.is_published_view[:] = False
         self._changed.update(published)
         self._index = HashPrefixIndex(self._blocks)
         self.generation += 1
@@ -96,16 +94,15 @@ class PrefixCache:
 
     def take_changes(self) -> BlockChanges:
         """The present state of every block published or unpublished since the last call."""
-        digests = self._blocks.digests
+        is_published = self._blocks.is_published
         changed = sorted(self._changed)
         self._changed.clear()
-        published = self._blocks.published([block_id for block_id in changed if digests[block_id] is not None])
-        return BlockChanges(published, tuple(block_id for block_id in changed if digests[block_id] is None))
+        published = self._blocks.published([block_id for block_id in changed if is_published[block_id]])
+        return BlockChanges(published, tuple(block_id for block_id in changed if not is_published[block_id]))
 
     def published(self) -> PublishedBlocks:
         """All entries, by block id."""
-        digests = self._blocks.digests
-        return self._blocks.published([block_id for block_id, digest in enumerate(digests) if digest is not None])
+        return self._blocks.published(self._blocks.published_ids())
 
     def adopt(
         self, held: Sequence[HeldTable], published: Iterable[PublishedBlock], step: int
@@ -124,7 +121,7 @@ class PrefixCache:
         cached = eviction_order(levels)
         self._changed.difference_update(cached)
         holds |= np.isin(entries.block_ids, cached)
-        new = [block_id for block_id in self._changed if blocks.digests[block_id] is not None]
+        new = [block_id for block_id in self._changed if blocks.is_published[block_id]]
         return PublishedBlocks.concatenate([entries.select(holds), blocks.published(new)]), cached
 
     def check_integrity(self, tables: Sequence[BlockTable]) -> None:
@@ -132,9 +129,13 @@ class PrefixCache:
         other is."""
         for table in tables:
             count = table.num_published if self.publishes(table) else 0
-            content = [self._blocks.digests[block_id] for block_id in table.block_ids]
-            assert content[:count] == table.digests[:count], "a published block holds something else than its table says"
-            assert all(digest is None for digest in content[count:]), "a block is published that its table still writes"
+            held, written = table.block_ids[:count], table.block_ids[count:]
+            assert all(self._blocks.is_published[block_id] for block_id in held), "a table's block is not published"
+            content = [self._blocks.digests[block_id] for block_id in held]
+            assert content == table.digests[:count], "a published block holds something else than its table says"
+            assert not any(self._blocks.is_published[block_id] for block_id in written), (
+                "a block is published that its table still writes"
+            )
         self._index.check_integrity()
 
     def _adopt_table(self, held: HeldTable, recorded: EntriesByBlock, step: int) -> npt.NDArray[np.int64]:
@@ -158,19 +159,18 @@ class PrefixCache:
 
         Returns which agree, and of the others those of free blocks; of everything that disagrees the journal has to learn.
         """
-        now, refs, agrees = self._blocks.digests, self._blocks.ref_counts, is_recalled.copy()
+        blocks, agrees = self._blocks, is_recalled.copy()
         others = entries.select(~is_recalled)
-        pairs = zip(others.block_ids.tolist(), others.digests.tolist(), strict=True)
-        agrees[~is_recalled] = [now[block_id] == digest for block_id, digest in pairs]
-        steps = np.array(self._blocks.published_steps, np.int64)
-        steps[entries.block_ids[agrees]] = entries.published_steps[agrees]
-        self._blocks.published_steps = steps.tolist()
-        is_told = np.zeros(self._blocks.num_blocks, np.bool_)
-        is_told[entries.block_ids[agrees]] = True
+        held = others.block_ids
+        agrees[~is_recalled] = blocks.is_published_view[held] & (blocks.digests_view[held] == others.digests)
+        told = entries.block_ids[agrees]
+        blocks.steps_view[told] = 2 * entries.published_steps[agrees] + (blocks.steps_view[told] & 1)
+        is_told = np.zeros(blocks.num_blocks, np.bool_)
+        is_told[told] = True
         self._changed = {block_id for block_id in self._changed if not is_told[block_id]}
         differing = entries.select(~agrees)
         self._changed.update(differing.block_ids.tolist())
-        return agrees, differing.select(np.array([not refs[block_id] for block_id in differing.block_ids.tolist()], np.bool_))
+        return agrees, differing.select(blocks.ref_counts_view[differing.block_ids] == 0)
 
     def _extend_chain(self, table: BlockTable, rows: npt.NDArray[np.int32]) -> None:
         """Hash the blocks that follow those the table has digests of, int32 `[blocks, block_size]`."""

@@ -1,10 +1,8 @@
 """Which published blocks continue which prefix: the port, and the index by hash chain that serves it."""
 
-from collections import deque
-from collections.abc import Iterable, Sequence
-from itertools import repeat
-from operator import itemgetter
-from typing import Any, Protocol
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +16,7 @@ BULK_BLOCKS = 16
 class PrefixIndex(Protocol):
     """Published blocks by the whole prefix they stand for.
 
-    An implementation writes the pool's content columns (`digests`, `parents`, `token_ids`, `published_steps`). Two rules make a hit
+    An implementation writes the pool's content columns (`is_published`, `digests`, `links`, `steps`, `token_ids`). Two rules make a hit
     exact even where digests collide: all blocks under one digest have the same parent and token ids, and a block is published only
     while its parent is. The second rule rests on the caller, who never removes the last block of a prefix before those that
     continue it: tables are freed tail first, and the least recently released block is handed out first.
@@ -52,29 +50,34 @@ class PrefixIndex(Protocol):
 
 
 class HashPrefixIndex:
-    """`PrefixIndex` as a hash table from chain digest to block.
+    """`PrefixIndex` as a hash table from chain digest to blocks, in columns.
 
-    `_first` has one block per digest, `_others` the further ones of the few digests that have several.
+    `_heads` has, for the low bits of a digest, the first block of a chain, -1 for none; `_following` for each block the next of its chain.
+    Blocks under one digest follow each other, the first published first. A dictionary would take seven times the memory.
     """
 
-    __slots__ = ("_blocks", "_first", "_others")
+    __slots__ = ("_blocks", "_following", "_following_view", "_heads", "_heads_view", "_mask")
 
     def __init__(self, blocks: Blocks) -> None:
+        size = 1 << (blocks.num_blocks - 1).bit_length()
         self._blocks = blocks
-        self._first: dict[int, int] = {}
-        self._others: dict[int, dict[int, None]] = {}
+        self._mask = size - 1
+        self._heads = array("i", [_NONE]) * size
+        self._following = array("i", [_NONE]) * blocks.num_blocks
+        self._heads_view = np.frombuffer(self._heads, np.int32)
+        self._following_view = np.frombuffer(self._following, np.int32)
 
     def longest_match(self, digests: Sequence[int], token_ids: npt.NDArray[np.int32], root: int | None = None) -> list[int]:
         """See `PrefixIndex`."""
-        find, parents = self._first.get, self._blocks.parents
+        links, steps = self._blocks.links, self._blocks.steps
         block_ids: list[int] = []
-        parent = root
+        link, has_parent = _link_of(root)
         for digest in digests:
-            block_id = find(digest)
-            if block_id is None or parents[block_id] != parent:
+            block_id = self._find(digest)
+            if block_id < 0 or links[block_id] != link or steps[block_id] & 1 != has_parent:
                 break
             block_ids.append(block_id)
-            parent = digest
+            link, has_parent = digest, 1
         if not block_ids:
             return block_ids
         # One comparison for all hits: per block it would cost more than the look-up.
@@ -86,7 +89,7 @@ class HashPrefixIndex:
 
     def likely_match_len(self, digests: Sequence[int]) -> int:
         """See `PrefixIndex`."""
-        return next((index for index, digest in enumerate(digests) if digest not in self._first), len(digests))
+        return next((index for index, digest in enumerate(digests) if self._find(digest) < 0), len(digests))
 
     def insert(
         self, parent: int | None, block_ids: list[int], digests: Sequence[int], token_ids: npt.NDArray[np.int32], step: int
@@ -97,81 +100,106 @@ class HashPrefixIndex:
         blocks.token_ids[block_ids if len(block_ids) > 1 else block_ids[0]] = token_ids
         if len(block_ids) >= BULK_BLOCKS and self._insert_new(parent, block_ids, digests, step):
             return len(block_ids)
-        claim, held_digests, parents, steps = self._first.setdefault, blocks.digests, blocks.parents, blocks.published_steps
+        is_published, held_digests, links, steps = blocks.is_published, blocks.digests, blocks.links, blocks.steps
+        link, has_parent = _link_of(parent)
         for count, (block_id, digest) in enumerate(zip(block_ids, digests, strict=True)):
-            held = held_digests[block_id]
-            if held is None:
-                if claim(digest, block_id) != block_id and not self._insert_other(parent, block_id, digest):
-                    return count
-                held_digests[block_id] = digest
-                parents[block_id] = parent
-                steps[block_id] = step
+            if is_published[block_id]:
+                assert held_digests[block_id] == digest, f"block {block_id} is published with other content"
             else:
-                assert held == digest, f"block {block_id} is published with other content"
-            parent = digest
+                links[block_id], steps[block_id] = link, 2 * step + has_parent
+                first = self._find(digest)
+                if first >= 0 and not self._hold_the_same(first, block_id):
+                    return count
+                held_digests[block_id], is_published[block_id] = digest, True
+                self._chain(block_id, first)
+            link, has_parent = digest, 1
         return len(block_ids)
 
     def _insert_new(self, parent: int | None, block_ids: list[int], digests: Sequence[int], step: int) -> bool:
         """Publish blocks of which none is published, under digests of which none is known; False, and nothing, for all others. Costs half as
         much a block: for the tables of a takeover and long prompts."""
-        blocks, num_first = self._blocks, len(self._first)
-        if itemgetter(*block_ids)(blocks.digests).count(None) < len(block_ids) or len(set(digests)) < len(digests):
+        blocks, index, column = self._blocks, np.array(block_ids, np.int64), np.array(digests, np.uint64)
+        if blocks.is_published_view[index].any() or len(set(digests)) < len(digests):
             return False
-        if not self._first.keys().isdisjoint(digests):
-            return False
-        self._first.update(zip(digests, block_ids, strict=True))
-        assert len(self._first) == num_first + len(digests)
-        columns: list[tuple[list[Any], Iterable[Any]]] = [
-            (blocks.digests, digests),
-            (blocks.parents, (parent, *digests)),
-            (blocks.published_steps, repeat(step)),
-        ]
-        for column, values in columns:
-            deque(map(column.__setitem__, block_ids, values), maxlen=0)
+        heads = (column & np.uint64(self._mask)).view(np.int64)
+        before = held = self._heads_view[heads]
+        while (is_held := held >= 0).any():
+            if (is_held & (blocks.digests_view[held] == column)).any():
+                return False
+            held = np.where(is_held, self._following_view[held], _NONE)
+        link, has_parent = _link_of(parent)
+        blocks.digests_view[index], blocks.is_published_view[index] = column, True
+        blocks.links_view[index[1:]], blocks.links[block_ids[0]] = column[:-1], link
+        blocks.steps_view[index[1:]], blocks.steps[block_ids[0]] = 2 * step + 1, 2 * step + has_parent
+        self._following_view[index], self._heads_view[heads] = before, index
+        # Of several with one head numpy keeps the last: the others go before it.
+        for row in np.flatnonzero(self._heads_view[heads] != index).tolist():
+            self._chain(block_ids[row], _NONE)
         return True
 
-    def _insert_other(self, parent: int | None, block_id: int, digest: int) -> bool:
-        """Add a further block to a digest, if it holds the same content."""
-        blocks, first = self._blocks, self._first[digest]
-        if blocks.parents[first] != parent or not np.array_equal(blocks.token_ids[first], blocks.token_ids[block_id]):
+    def _find(self, digest: int) -> int:
+        """The first block under a digest, or -1."""
+        block_id, digests = self._heads[digest & self._mask], self._blocks.digests
+        while block_id >= 0 and digests[block_id] != digest:
+            block_id = self._following[block_id]
+        return block_id
+
+    def _chain(self, block_id: int, first: int) -> None:
+        """Put a block behind the first one of its digest, or, where that is -1, at the head of its chain."""
+        following = self._following
+        if first >= 0:
+            following[block_id], following[first] = following[first], block_id
+        else:
+            head = self._blocks.digests[block_id] & self._mask
+            following[block_id], self._heads[head] = self._heads[head], block_id
+
+    def _hold_the_same(self, one: int, other: int) -> bool:
+        """Whether two blocks stand for the same tokens behind the same parent."""
+        blocks = self._blocks
+        if blocks.links[one] != blocks.links[other] or (blocks.steps[one] ^ blocks.steps[other]) & 1:
             return False
-        self._others.setdefault(digest, {})[block_id] = None
-        return True
+        return np.array_equal(blocks.token_ids[one], blocks.token_ids[other])
 
     def remove(self, block_id: int) -> None:
         """See `PrefixIndex`."""
-        digest = self._blocks.digests[block_id]
-        assert digest is not None, f"block {block_id} is not published"
-        self._blocks.digests[block_id] = None
-        others = self._others.get(digest)
-        if others is None:
-            del self._first[digest]
+        blocks, following = self._blocks, self._following
+        assert blocks.is_published[block_id], f"block {block_id} is not published"
+        blocks.is_published[block_id] = False
+        head = blocks.digests[block_id] & self._mask
+        before = self._heads[head]
+        if before == block_id:
+            self._heads[head] = following[block_id]
             return
-        if self._first[digest] == block_id:
-            self._first[digest], _ = others.popitem()
-        else:
-            del others[block_id]
-        if not others:
-            del self._others[digest]
+        while following[before] != block_id:
+            before = following[before]
+        following[before] = following[block_id]
 
     def check_integrity(self) -> None:
         """See `PrefixIndex`."""
         blocks = self._blocks
-        indexed = {block_id: digest for digest, block_id in self._first.items()}
-        for digest, others in self._others.items():
-            first = self._first[digest]
-            assert others, f"digest {digest} has an empty list of further blocks"
-            for block_id in others:
+        indexed: dict[int, int] = {}
+        firsts: dict[int, int] = {}
+        for head in np.flatnonzero(self._heads_view >= 0).tolist():
+            block_id = self._heads[head]
+            while block_id >= 0:
                 assert block_id not in indexed, f"block {block_id} is indexed twice"
-                indexed[block_id] = digest
-                assert blocks.parents[block_id] == blocks.parents[first], (
-                    f"blocks {block_id} and {first} differ in their parent"
-                )
-                assert np.array_equal(blocks.token_ids[block_id], blocks.token_ids[first]), (
-                    f"blocks {block_id} and {first} differ"
-                )
-        published = {block_id: digest for block_id, digest in enumerate(blocks.digests) if digest is not None}
+                digest = indexed[block_id] = blocks.digests[block_id]
+                assert digest & self._mask == head, f"block {block_id} is in the chain of another digest"
+                first = firsts.setdefault(digest, block_id)
+                assert self._hold_the_same(first, block_id), f"blocks {block_id} and {first} differ"
+                block_id = self._following[block_id]
+        published = {block_id: blocks.digests[block_id] for block_id in blocks.published_ids().tolist()}
         assert indexed == published, f"index and columns differ: {indexed.items() ^ published.items()}"
         for block_id in published:
-            parent = blocks.parents[block_id]
-            assert parent is None or parent < 0 or parent in self._first, f"block {block_id} outlived its prefix"
+            has_parent = blocks.steps[block_id] & 1
+            assert not has_parent or blocks.links[block_id] in firsts, f"block {block_id} outlived its prefix"
+
+
+_NONE = -1
+
+
+def _link_of(parent: int | None) -> tuple[int, int]:
+    """The link before a block, and whether it is that of a block: of a digest, or of a namespace's root."""
+    if parent is None:
+        return 0, 0
+    return max(parent, ~parent), int(parent >= 0)

@@ -150,7 +150,7 @@ def test_tails_and_old_prefixes_are_evicted_first(serve: Serve) -> None:
     serving.run([*ids(1, 4), *ids(31, 34)])
     entries = journal_of(serving)
     manager = adopted(serving, [], entries[::-1])
-    order = [block_id for block_id in manager._free if manager._blocks.digests[block_id] is not None]
+    order = [block_id for block_id in manager._free if manager._blocks.is_published[block_id]]
     tokens = {entry.block_id: entry.token_ids[0] for entry in entries}
     assert [tokens[block_id] for block_id in order] == [9, 5, 25, 21, 31, 1]
 

@@ -277,7 +277,7 @@ class TestFreeing:
         serving = serve(num_blocks=5)
         serving.run(ids(1, 18))
         assert serving.manager.num_free_blocks == 5
-        assert serving.manager._blocks.ref_counts == [0] * 5
+        assert serving.manager._blocks.ref_counts.tolist() == [0] * 5
 
     def test_freeing_an_empty_table_is_a_no_op(self, serve: Serve) -> None:
         serving = serve()
