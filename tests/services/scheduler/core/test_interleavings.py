@@ -170,6 +170,35 @@ def test_a_swap_in_flight_as_the_leader_dies(back: bool, is_executed: bool, is_w
     house.assert_nothing_recomputed(*calls)
 
 
+@pytest.mark.parametrize("is_written", [False, True])
+@pytest.mark.parametrize("is_executed", [False, True])
+def test_a_copy_in_flight_as_the_leader_dies(is_executed: bool, is_written: bool) -> None:
+    """A fork has just been admitted with its parent's blocks, and a copy of the last one. Where that was executed the fork goes on in its slot;
+    else it never was there, and forks again or computes its prompt."""
+    house = House(max_batches_in_flight=1, enable_prefix_caching=False)
+    parent = house.call(1, numbers(7), max_tokens=8)
+    child = house.call(2, numbers(7), gateway="g2", max_tokens=8, seed=8, fork_of=parent.submission.request_id)
+    house.write()
+    while not any(len(batch.copies) for batch in house.worker.queue):
+        house.write()
+        house.read()
+        house.execute()
+        house.hear()
+    if is_written:
+        house.write()
+    if is_executed:
+        house.execute()
+    house.take_over()
+    sequence = house.lead.scheduler.request(child.submission.request_id)
+    assert sequence is not None and (sequence.attempt > 0) == (is_executed or is_written or sequence.slot is not None)
+    assert not is_executed or (sequence.slot is not None and sequence.attempt == 1)
+    house.run()
+    house.assert_as_undisturbed(parent, child)
+    assert house.lead.scheduler.load().recomputed_positions == 0
+    if is_executed:
+        assert house.worker.computed_positions == 7 + 8 - 1 + 8, "of the child the last position of its prompt, and its output"
+
+
 @pytest.mark.parametrize("comes", ["in time", "after the grace", "never"])
 def test_a_swapped_slot_of_a_request_that_the_store_lost(comes: str) -> None:
     """Its host blocks are kept for the gateway that may come with it."""
