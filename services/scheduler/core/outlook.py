@@ -48,7 +48,7 @@ AllocationStatus: TypeAlias = FitsNow | FitsLater | Refused
 
 def next_batch_info(lifecycle: Lifecycle, config: Config, replica: Replica) -> NextBatchInfo:
     """See `NextBatchInfo`."""
-    row_len, num_decodes = 1 + config.num_speculative_tokens, 0
+    row_len, num_decodes = 1 + replica.num_speculative_tokens, 0
     prefills: list[int] = []
     for sequence in replica.running.values():
         if sequence.next_decode() is not None:
