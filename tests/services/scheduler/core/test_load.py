@@ -2,12 +2,16 @@
 
 import pytest
 from fake_worker import FakeWorker
-from scheduler_rig import WORKER, Rig, submission
+from scheduler_rig import WORKER, Rig, own_stop, submission
 
 from kv_manager.prefix_cache_stats import PrefixCacheStats
 from services.scheduler.core.admission import RefusalReason, Refused
 from services.scheduler.core.outlook import FitsLater, FitsNow, NextBatchInfo
+from services.scheduler.core.record import StoredState
+from services.scheduler.core.recovery import join
+from services.scheduler.core.scheduler import Scheduler
 from tessera.values.config import Config
+from tessera.values.identity import Epoch
 
 
 def numbers(count: int, first: int = 10) -> list[int]:
@@ -55,6 +59,26 @@ def test_totals_count_ends_by_the_reason_that_stands_and_stay_when_requests_are_
     load = rig.scheduler.load()
     assert load.num_finished == 0
     assert (load.num_ended, load.num_output_tokens) == ({"max_tokens": 1, "aborted": 1, "stop_string": 1}, 3 + 1 + 1)
+
+
+def test_a_new_leader_counts_from_nothing() -> None:
+    """What ended under the one before is readable, and was counted there."""
+    rig = rig_of()
+    rig.submit(1, numbers(4), max_tokens=3)
+    rig.finish_all()
+    rig.submit(2, numbers(4, 30), max_tokens=3)
+    rig.step()
+    rig.epoch = Epoch(2, b"leader")
+    report = rig.worker.attach(rig.epoch, 1)
+    rig.scheduler = Scheduler(rig.config, rig.epoch)
+    rig.scheduler.restore(join(rig.state, {WORKER: report}, [], own_stop), {WORKER: report}, rig.now_us)
+    load = rig.scheduler.load()
+    assert (load.num_finished, load.num_running, load.num_submitted, load.num_ended, load.num_output_tokens) == (1, 1, 0, {}, 0)
+    rig.state = StoredState()
+    rig.nonce = 1
+    rig.finish_all()
+    load = rig.scheduler.load()
+    assert (load.num_finished, load.num_ended, load.num_output_tokens) == (2, {"max_tokens": 1}, 3)
 
 
 def test_hits_are_counted_once_and_outlive_an_attach() -> None:

@@ -130,6 +130,16 @@ def test_while_a_member_is_away_the_others_wait_and_then_begin_together() -> Non
     rig.assert_as_alone(1)
 
 
+def test_nobody_begins_without_a_member_that_is_away() -> None:
+    rig = GroupRig(2)
+    rig.lose("worker:1")
+    rig.submit(1, numbers(6), max_tokens=2)
+    assert rig.schedule("worker:0") is None
+    rig.attach("worker:1")
+    rig.finish_all()
+    rig.assert_in_step()
+
+
 def test_what_was_issued_to_a_member_and_not_asked_for_is_void_once_it_comes_back() -> None:
     rig = GroupRig(2)
     rig.submit(1, numbers(6), max_tokens=9)
@@ -153,9 +163,10 @@ def test_a_member_that_is_removed_holds_up_nobody() -> None:
     rig.assert_as_alone(1)
 
 
-def test_a_dummy_run_keeps_to_the_limits_of_its_member() -> None:
+@pytest.mark.parametrize(("rows_max", "tokens_max", "counts"), [(4, 8, [5, 3]), (2, 64, [5, 5]), (1, 3, [3])])
+def test_a_dummy_run_keeps_to_the_limits_of_its_member(rows_max: int, tokens_max: int, counts: list[int]) -> None:
     rig = GroupRig(1)
-    small = rig.workers["small"] = FakeWorker(40, 4, WorkerLimits(max_num_seqs=2, max_num_batched_tokens=8))
+    small = rig.workers["small"] = FakeWorker(40, 4, WorkerLimits(max_num_seqs=rows_max, max_num_batched_tokens=tokens_max))
     small.boots = 900
     small.restart()
     rig.attach("small")
@@ -165,16 +176,17 @@ def test_a_dummy_run_keeps_to_the_limits_of_its_member() -> None:
     batch = rig.schedule("worker:0")
     assert batch is not None and batch.num_scheduled_tokens.tolist() == [5, 5, 5]
     dummy = rig.schedule("small")
-    assert dummy is not None and dummy.is_dummy_run and dummy.num_scheduled_tokens.tolist() == [5, 3]
+    assert dummy is not None and dummy.is_dummy_run and dummy.num_scheduled_tokens.tolist() == counts
 
 
 def test_who_brings_workers_down_is_found_in_a_group_too() -> None:
     rig = GroupRig(2)
     poison = rig.submit(1, numbers(6), max_tokens=9)
     rig.poison[poison.request_id] = 8
-    rig.submit(2, numbers(6, 30), max_tokens=20)
+    other = rig.submit(2, numbers(6, 30), max_tokens=50)
     rig.finish_all()
     assert poison.finish is not None and poison.finish.reason is FinishReason.ERROR
+    assert poison.finished_us < other.finished_us, "dummy runs do not keep a suspect from being tried alone"
     rig.assert_as_alone(2)
 
 
