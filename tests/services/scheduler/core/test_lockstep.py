@@ -184,9 +184,11 @@ def test_who_brings_workers_down_is_found_in_a_group_too() -> None:
     poison = rig.submit(1, numbers(6), max_tokens=9)
     rig.poison[poison.request_id] = 8
     other = rig.submit(2, numbers(6, 30), max_tokens=50)
+    neighbour = rig.submit(3, numbers(6, 20), max_tokens=9)
     rig.finish_all()
     assert poison.finish is not None and poison.finish.reason is FinishReason.ERROR
-    assert poison.finished_us < other.finished_us, "dummy runs do not keep a suspect from being tried alone"
+    assert max(poison.finished_us, neighbour.finished_us) < other.finished_us, "dummy runs keep no suspect from being tried alone"
+    rig.assert_as_alone(3)
     rig.assert_as_alone(2)
 
 
