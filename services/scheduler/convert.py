@@ -21,6 +21,7 @@ from services.worker.convert import (
 )
 from tessera.scheduler.v1 import session_pb2
 from tessera.values.identity import INSTANCE_ID_BYTES, NO_EPOCH, REQUEST_ID_BYTES, Epoch
+from tessera.values.output_columns import OutputColumns
 from tessera.values.request import DetokenizeOptions, RequestOutput, RequestTimings, Submission
 from tessera.values.session import (
     Abort,
@@ -287,12 +288,13 @@ def rejected_from_proto(message: session_pb2.Rejected) -> Rejected:
 
 def fill_frame(message: session_pb2.Frame, outputs: Sequence[RequestOutput]) -> None:
     """Write `outputs` into an empty frame as columns."""
-    message.request_ids = b"".join([output.request_id for output in outputs])
-    message.subscribers.extend([output.subscriber for output in outputs])
-    message.token_offsets.extend([output.token_offset for output in outputs])
-    message.token_counts.extend([len(output.token_ids) for output in outputs])
-    message.token_ids.extend([token_id for output in outputs for token_id in output.token_ids])
-    for index, output in enumerate(outputs):
+    columns = outputs if isinstance(outputs, OutputColumns) else OutputColumns.of(outputs)
+    message.request_ids = b"".join(columns.request_ids)
+    message.subscribers.extend(columns.subscribers.tolist())
+    message.token_offsets.extend(columns.token_offsets.tolist())
+    message.token_counts.extend(columns.token_counts.tolist())
+    message.token_ids.extend(columns.token_ids.tolist())
+    for index, output in columns.ends.items():
         if output.finish is not None:
             timings = output.timings or RequestTimings()
             message.ends.add(

@@ -4,7 +4,7 @@ Every event ends with `_settle`: changes become one numbered record, workers get
 durable becomes due to the gateways. Batches leave before records are written: the wait for the store overlaps the forward pass.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -160,7 +160,7 @@ class Leader:
                     self._heard_of(request_id, message)
         self._settle(None)
 
-    def take_frame(self, session: GatewaySession) -> list[RequestOutput]:
+    def take_frame(self, session: GatewaySession) -> Sequence[RequestOutput]:
         """Everything due to a gateway."""
         return self._streams.take_frame(session)
 

@@ -8,7 +8,7 @@ frame when the last one is out, so a slow gateway costs time, not memory.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import structlog
@@ -115,7 +115,7 @@ class SessionDesk(Protocol):
     def heard(self, session: GatewaySession, message: Said) -> None:
         """One message, in order; only after `opened` has returned."""
 
-    def take_frame(self, session: GatewaySession) -> list[RequestOutput]:
+    def take_frame(self, session: GatewaySession) -> Sequence[RequestOutput]:
         """Everything due to this gateway; its cursors move."""
 
     def closed(self, session: GatewaySession) -> None:
@@ -247,7 +247,7 @@ def _due(desk: SessionDesk, session: GatewaySession, woken: bool) -> list[Schedu
     if desk.may_speak:
         due.extend(session.take_posted())
         if outputs := desk.take_frame(session):
-            due.append(Frame(tuple(outputs)))
+            due.append(Frame(outputs))
     return due if due or woken else [Heartbeat()]
 
 

@@ -5,7 +5,7 @@ of an earlier term can change what was read.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
 import structlog
@@ -269,7 +269,7 @@ class Term:
         assert self.leader is not None
         self.leader.heard(session, message)
 
-    def take_frame(self, session: GatewaySession) -> list[RequestOutput]:
+    def take_frame(self, session: GatewaySession) -> Sequence[RequestOutput]:
         """See `SessionDesk`."""
         assert self.leader is not None
         return self.leader.take_frame(session)

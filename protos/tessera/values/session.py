@@ -1,5 +1,6 @@
 """What a gateway and a scheduler say to each other on their session."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -99,7 +100,7 @@ class HelloAck:
 class Frame:
     """What one step changed for all requests of one gateway. `timings` and `num_cached_tokens` travel with an end only."""
 
-    outputs: tuple[RequestOutput, ...]
+    outputs: Sequence[RequestOutput]
 
 
 class RejectReason(Enum):

@@ -2,17 +2,25 @@
 
 Nothing is queued here: a frame is made of the tokens between cursor and visible length when its session asks for it, so a slow
 gateway costs no memory. Tokens become visible when their record is acknowledged, or at once while the store is not keeping up.
+
+A step's columns are taken as a whole: as long as the same requests decode for the same sessions, nothing is done for each of them.
 """
 
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import compress
 from typing import Generic, TypeAlias, TypeVar
 
-from services.scheduler.core.record import Record, RequestDelta
+import numpy as np
+import numpy.typing as npt
+
+from services.scheduler.core.record import DecodeColumns, Record, RequestDelta
+from services.scheduler.core.stream_columns import StreamColumns, as_slice
 from tessera.values.config import Config
 from tessera.values.finish import Finish
+from tessera.values.output_columns import NO_OUTPUTS, OutputColumns
 from tessera.values.request import RequestOutput, RequestTimings
 from tessera.values.session import TakenOver
 
@@ -38,34 +46,62 @@ class Claimed(Generic[S]):
     replaced: Subscription[S] | None
 
 
+SHOWN_MAX = 16
+"""So many steps' columns are kept for a session that has not asked for its frame yet."""
+
 DEADLINES_SLACK = 64
 """So many deadlines are kept, beyond two a request, before those that hold no longer are swept out."""
 
 
 @dataclass(slots=True)
 class _Stream(Generic[S]):
-    """One request. `told_len` and `told_finish` are as of the last record, acknowledged or not; `visible_len` and `finish` may be seen.
-
-    Records up to `void_until` speak of an output that has been replaced since. `alias` is the id under which the present subscriber
-    submitted it, where that is another one. `expires_us` is set while nobody has claimed it and it lives.
+    """One request, beside what its `row` of the columns says. `told_finish` is as of the last record, acknowledged or not; `finish` may be
+    seen. `alias` is the id under which the present subscriber submitted it, where that is another one. `expires_us` is set while nobody has
+    claimed it and it lives.
     """
 
+    row: int
     subscriber: int = 0
     session: S | None = None
     alias: bytes | None = None
     expires_us: int | None = None
-    cursor: int = 0
-    visible_len: int = 0
-    told_len: int = 0
     told_finish: Finish | None = None
     finish: Finish | None = None
     is_end_sent: bool = False
-    void_until: int = 0
     num_cached_tokens: int = 0
     timings: RequestTimings = RequestTimings()
 
-    def is_due(self) -> bool:
-        return self.cursor < self.visible_len or (self.finish is not None and not self.is_end_sent)
+
+_Rows: TypeAlias = slice | npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Share(Generic[S]):
+    """Of the requests that some columns name, those that one session has: `where` in the columns, and their `rows` among the streams."""
+
+    session: S
+    where: _Rows
+    rows: _Rows
+    request_ids: tuple[bytes, ...]
+    subscribers: npt.NDArray[np.uint64]
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> "_Share[S]":
+        """Those of its requests that are chosen."""
+        where, rows = (
+            np.arange(part.start, part.stop) if isinstance(part, slice) else part for part in (self.where, self.rows)
+        )
+        request_ids = tuple(compress(self.request_ids, chosen.tolist()))
+        return _Share(self.session, where[chosen], rows[chosen], request_ids, self.subscribers[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup(Generic[S]):
+    """The streams of the requests that some columns name, and each session's share, until anybody claims, leaves or is forgotten. `rows`
+    is None where some of the streams are gone."""
+
+    request_ids: tuple[bytes, ...]
+    rows: _Rows | None
+    shares: tuple[_Share[S], ...]
 
 
 class Streams(Generic[S]):
@@ -76,7 +112,11 @@ class Streams(Generic[S]):
         self._read_output = read_output
         self._streams: dict[bytes, _Stream[S]] = {}
         self._aliases: dict[bytes, bytes] = {}
-        self._due: dict[S, dict[bytes, None]] = {}
+        self._columns = StreamColumns()
+        self._void_until = 0  # the highest of any stream
+        self._lookup: _Lookup[S] | None = None
+        self._due: dict[S, dict[bytes, None]] = {}  # to be looked at one by one
+        self._shown: dict[S, list[DecodeColumns]] = {}  # columns shown since the session's last frame
         self._deadlines: list[tuple[int, bytes]] = []  # a heap; one that is not its stream's `expires_us` holds no longer
         self._hidden: deque[Record] = deque()
 
@@ -86,7 +126,7 @@ class Streams(Generic[S]):
         """`session` wants the output of a request, of which it holds `received_len` tokens. The highest number wins, an
         equal one the later claim; a claim that loses is answered what its gateway is to be told. A request may be claimed
         before its first record. `alias` is the id under which it was submitted now: what is said of that is said of the request."""
-        stream = self._streams.setdefault(request_id, _Stream())
+        stream = self._streams.get(request_id) or self._begin(request_id)
         if subscriber < stream.subscriber:
             return TakenOver(alias or request_id, subscriber)
         replaced = None
@@ -94,10 +134,12 @@ class Streams(Generic[S]):
             replaced = Subscription(stream.session, stream.subscriber)
         self._leave(request_id, stream)
         stream.session, stream.subscriber, stream.alias = session, subscriber, alias
-        stream.cursor, stream.is_end_sent, stream.expires_us = received_len, False, None
+        stream.is_end_sent, stream.expires_us = False, None
+        self._columns.cursor[stream.row] = received_len
         if alias is not None:
             self._aliases[alias] = request_id
         self._due.setdefault(session, {})
+        self._shown.setdefault(session, [])
         self._note_due(request_id, stream)
         return Claimed(replaced)
 
@@ -129,6 +171,7 @@ class Streams(Generic[S]):
             if stream.session == session:
                 self.detach(request_id, now_us)
         self._due.pop(session, None)
+        self._shown.pop(session, None)
 
     def detach(self, request_id: bytes, now_us: int, grace_us: int | None = None) -> None:
         """Nobody reads a request any more; if it lives it expires after `grace_us`, None: the grace of a lost session."""
@@ -158,14 +201,15 @@ class Streams(Generic[S]):
         for delta in record.requests:
             stream = self._streams.get(delta.request_id)
             if stream is None:
-                stream = self._streams[delta.request_id] = _Stream()
+                stream = self._begin(delta.request_id)
                 self.detach(delta.request_id, now_us)
             self._tell(stream, delta, record.number)
             if delta.finish is not None:
                 stream.expires_us = None
         if record.decoded is not None:
-            for request_id, offset in zip(record.decoded.request_ids, record.decoded.token_offsets.tolist(), strict=True):
-                self._streams[request_id].told_len = offset + 1
+            rows = self._look_up(record.decoded.request_ids).rows
+            assert rows is not None, "columns name a request that nobody knows"
+            self._columns.told[rows] = record.decoded.token_offsets + 1
         for request_id in record.forgotten:
             self._forget(request_id)
         self._hidden.append(record)
@@ -178,64 +222,146 @@ class Streams(Generic[S]):
     @property
     def due_sessions(self) -> list[S]:
         """Sessions that `take_frame` has something for."""
-        return [session for session, requests in self._due.items() if requests]
+        return [session for session, requests in self._due.items() if requests or self._shown[session]]
 
-    def take_frame(self, session: S) -> list[RequestOutput]:
+    def take_frame(self, session: S) -> OutputColumns:
         """Everything that is due to a session; its cursors move, so it is the caller's duty to send it or close the session."""
         due = self._due.get(session)
-        if not due:
-            return []
+        if due is None:
+            return NO_OUTPUTS
+        columns = self._take_columns(session, due)
         streams = [(request_id, self._streams[request_id]) for request_id in due]
         due.clear()
-        return [self._take(request_id, stream) for request_id, stream in streams if stream.is_due()]
+        outputs = [self._take(request_id, stream) for request_id, stream in streams if self._is_due(stream)]
+        return columns.followed_by(outputs)
 
     def _tell(self, stream: _Stream[S], delta: RequestDelta, number: int) -> None:
-        if delta.token_offset < stream.told_len:  # cut, or replaced by what a gateway had seen
-            stream.visible_len = min(stream.visible_len, delta.token_offset)
+        columns, row = self._columns, stream.row
+        if delta.token_offset < columns.told[row]:  # cut, or replaced by what a gateway had seen
+            columns.visible[row] = min(int(columns.visible[row]), delta.token_offset)
             stream.finish = None  # that of the output before; this record's may be seen with its tokens
-            stream.void_until = number - 1
-        stream.told_len = delta.token_offset + len(delta.token_ids)
+            columns.void_until[row] = self._void_until = number - 1
+        columns.told[row] = delta.token_offset + len(delta.token_ids)
         stream.told_finish = delta.finish
-        stream.subscriber = max(stream.subscriber, delta.subscriber)
+        if delta.subscriber > stream.subscriber:
+            stream.subscriber, self._lookup = delta.subscriber, None
 
     def _show(self, record: Record) -> None:
+        columns = self._columns
         for delta in record.requests:
             stream = self._streams.get(delta.request_id)
-            if stream is not None and record.number > stream.void_until:
+            if stream is not None and record.number > columns.void_until[stream.row]:
                 stream.finish = delta.finish
                 stream.num_cached_tokens, stream.timings = delta.num_cached_tokens, delta.timings
-                stream.visible_len = delta.token_offset + len(delta.token_ids)
+                columns.visible[stream.row] = delta.token_offset + len(delta.token_ids)
                 self._note_due(delta.request_id, stream)
         if record.decoded is None:
             return
-        streams, due = self._streams, self._due
+        lookup = self._look_up(record.decoded.request_ids)
+        if lookup.rows is not None and record.number > self._void_until:
+            columns.visible[lookup.rows] = record.decoded.token_offsets + 1
+            for share in lookup.shares:
+                shown = self._shown[share.session]
+                shown.append(record.decoded)
+                if len(shown) > SHOWN_MAX:  # nobody asks for its frames: then a cursor is all that is kept
+                    self._note_all_due(share.session, shown)
+                    shown.clear()
+            return
         for request_id, offset in zip(record.decoded.request_ids, record.decoded.token_offsets.tolist(), strict=True):
-            stream = streams.get(request_id)
-            if stream is not None and record.number > stream.void_until:
-                stream.visible_len = offset + 1
-                if stream.session is not None and stream.cursor <= offset:
-                    due[stream.session][request_id] = None
+            stream = self._streams.get(request_id)
+            if stream is not None and record.number > columns.void_until[stream.row]:
+                columns.visible[stream.row] = offset + 1
+                self._note_due(request_id, stream)
+
+    def _take_columns(self, session: S, due: dict[bytes, None]) -> OutputColumns:
+        """What columns have shown to a session since its last frame, of the requests for which that is all that they have to be sent. The others
+        become `due` one by one, and so do all where the columns are not of the same requests."""
+        shown, self._shown[session] = self._shown[session], []
+        if not shown:
+            return NO_OUTPUTS
+        first, columns = shown[0], self._columns
+        shares = self._look_up(first.request_ids).shares
+        share = next((share for share in shares if share.session == session), None)
+        if share is None or any(one.request_ids != first.request_ids for one in shown[1:]):
+            self._note_all_due(session, shown)
+            return NO_OUTPUTS
+        offsets, ends = first.token_offsets[share.where], shown[-1].token_offsets[share.where] + 1
+        fits = (columns.cursor[share.rows] == offsets) & (columns.visible[share.rows] == ends)
+        if due:
+            fits &= np.array([key not in due for key in share.request_ids], np.bool_)
+        if not fits.all():
+            due.update((share.request_ids[row], None) for row in np.flatnonzero(~fits).tolist())
+            share, offsets, ends = share.only(fits), offsets[fits], ends[fits]
+        assert (ends - offsets == len(shown)).all(), "what is told between columns is due one by one"
+        columns.cursor[share.rows] = ends
+        token_ids = first.token_ids[share.where]
+        if len(shown) > 1:
+            token_ids = np.stack([one.token_ids[share.where] for one in shown], axis=1).ravel()
+        counts = np.full(len(offsets), len(shown), np.int32)
+        return OutputColumns(share.request_ids, share.subscribers, offsets, counts, token_ids, {})
 
     def _take(self, request_id: bytes, stream: _Stream[S]) -> RequestOutput:
-        count = stream.visible_len - stream.cursor
-        token_ids = self._read_output(request_id, stream.cursor)[:count] if count > 0 else ()
+        cursor, visible_len = int(self._columns.cursor[stream.row]), int(self._columns.visible[stream.row])
+        count = visible_len - cursor
+        token_ids = self._read_output(request_id, cursor)[:count] if count > 0 else ()
         is_end = stream.finish is not None
-        offset = min(stream.cursor, stream.visible_len) if is_end else stream.cursor
-        stream.cursor = offset + len(token_ids)
+        offset = min(cursor, visible_len) if is_end else cursor
+        self._columns.cursor[stream.row] = offset + len(token_ids)
         stream.is_end_sent = is_end
         return RequestOutput(
             request_id=request_id,
             subscriber=stream.subscriber,
             token_offset=offset,
             token_ids=token_ids,
-            num_cached_tokens=stream.num_cached_tokens,
+            num_cached_tokens=stream.num_cached_tokens if is_end else 0,
             finish=stream.finish,
             timings=stream.timings if is_end else None,
         )
 
+    def _look_up(self, request_ids: tuple[bytes, ...]) -> _Lookup[S]:
+        """The streams of these requests; the last ones looked up are remembered."""
+        if self._lookup is not None and self._lookup.request_ids == request_ids:
+            return self._lookup
+        found = [self._streams.get(request_id) for request_id in request_ids]
+        by_session: dict[S, list[int]] = {}
+        for index, stream in enumerate(found):
+            if stream is not None and stream.session is not None:
+                by_session.setdefault(stream.session, []).append(index)
+        shares = []
+        for session, indexes in by_session.items():
+            streams = [stream for index in indexes if (stream := found[index]) is not None]
+            share = _Share(
+                session,
+                as_slice(np.array(indexes, np.int64)),
+                as_slice(np.array([stream.row for stream in streams], np.int64)),
+                tuple(request_ids[index] for index in indexes),
+                np.array([stream.subscriber for stream in streams], np.uint64),
+            )
+            shares.append(share)
+        rows = [stream.row for stream in found if stream is not None]
+        known = as_slice(np.array(rows, np.int64)) if len(rows) == len(found) else None
+        self._lookup = _Lookup(request_ids, known, tuple(shares))
+        return self._lookup
+
+    def _begin(self, request_id: bytes) -> _Stream[S]:
+        stream = self._streams[request_id] = _Stream[S](self._columns.add())
+        self._lookup = None
+        return stream
+
+    def _is_due(self, stream: _Stream[S]) -> bool:
+        columns, row = self._columns, stream.row
+        return bool(columns.cursor[row] < columns.visible[row]) or (stream.finish is not None and not stream.is_end_sent)
+
     def _note_due(self, request_id: bytes, stream: _Stream[S]) -> None:
-        if stream.session is not None and stream.is_due():
+        if stream.session is not None and self._is_due(stream):
             self._due[stream.session][request_id] = None
+
+    def _note_all_due(self, session: S, shown: list[DecodeColumns]) -> None:
+        """Look one by one at all requests of a session that these columns name."""
+        for request_id in dict.fromkeys(key for columns in shown for key in columns.request_ids):
+            stream = self._streams.get(request_id)
+            if stream is not None and stream.session == session:
+                self._note_due(request_id, stream)
 
     def _leave(self, request_id: bytes, stream: _Stream[S]) -> None:
         """Take the request from whoever has it."""
@@ -243,10 +369,11 @@ class Streams(Generic[S]):
             self._due[stream.session].pop(request_id, None)
         if stream.alias is not None:
             self._aliases.pop(stream.alias, None)
-        stream.session = stream.alias = None
+        stream.session = stream.alias = self._lookup = None
 
     def _forget(self, request_id: bytes) -> None:
         stream = self._streams.get(request_id)
         if stream is not None:
             self._leave(request_id, stream)
+            self._columns.remove(stream.row)
             del self._streams[request_id]

@@ -1,0 +1,95 @@
+"""What one frame tells of many requests, as columns: an object for each would cost more than everything else of a step."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+import numpy as np
+
+from tessera.values.request import RequestOutput
+
+
+class OutputColumns(Sequence[RequestOutput]):
+    """Outputs in order. Immutable by agreement; reads as a sequence of `RequestOutput`, and equals any sequence of the same ones.
+
+    - `request_ids[R]`; `subscribers` uint64 `[R]`; `token_offsets`, `token_counts` integers `[R]`; `token_ids` integers `[sum of the counts]`.
+    - `ends`: by row, the outputs that carry an end. Of the others nothing but the columns is told.
+    """
+
+    __slots__ = ("ends", "request_ids", "subscribers", "token_counts", "token_ids", "token_offsets")
+
+    def __init__(
+        self,
+        request_ids: tuple[bytes, ...],
+        subscribers: np.ndarray,
+        token_offsets: np.ndarray,
+        token_counts: np.ndarray,
+        token_ids: np.ndarray,
+        ends: dict[int, RequestOutput],
+    ) -> None:
+        self.request_ids = request_ids
+        self.subscribers = subscribers
+        self.token_offsets = token_offsets
+        self.token_counts = token_counts
+        self.token_ids = token_ids
+        self.ends = ends
+
+    @classmethod
+    def of(cls, outputs: Iterable[RequestOutput]) -> "OutputColumns":
+        """These outputs."""
+        listed = list(outputs)
+        return cls(
+            tuple(output.request_id for output in listed),
+            np.array([output.subscriber for output in listed], np.uint64),
+            np.array([output.token_offset for output in listed], np.int64),
+            np.array([len(output.token_ids) for output in listed], np.int64),
+            np.array([token_id for output in listed for token_id in output.token_ids], np.int64),
+            {row: output for row, output in enumerate(listed) if output.finish is not None},
+        )
+
+    def followed_by(self, outputs: Sequence[RequestOutput]) -> "OutputColumns":
+        """These, then others."""
+        if not outputs:
+            return self
+        other, count = OutputColumns.of(outputs), len(self)
+        return OutputColumns(
+            self.request_ids + other.request_ids,
+            np.concatenate((self.subscribers, other.subscribers)),
+            np.concatenate((self.token_offsets, other.token_offsets)),
+            np.concatenate((self.token_counts, other.token_counts)),
+            np.concatenate((self.token_ids, other.token_ids)),
+            self.ends | {count + row: output for row, output in other.ends.items()},
+        )
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> RequestOutput: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[RequestOutput]: ...
+
+    def __getitem__(self, index: int | slice) -> RequestOutput | list[RequestOutput]:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        columns = zip(
+            self.request_ids, self.subscribers.tolist(), self.token_offsets.tolist(), self.token_counts.tolist(), strict=True
+        )
+        token_ids, end = self.token_ids.tolist(), 0
+        for row, (request_id, subscriber, token_offset, token_count) in enumerate(columns):
+            begin, end = end, end + token_count
+            yield self.ends.get(row) or RequestOutput(request_id, subscriber, token_offset, tuple(token_ids[begin:end]))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # equal to tuples, which hash otherwise
+
+    def __repr__(self) -> str:
+        return f"OutputColumns.of({list(self)!r})"
+
+
+NO_OUTPUTS = OutputColumns.of(())
