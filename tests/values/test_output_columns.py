@@ -29,4 +29,4 @@ def test_others_follow_with_their_ends() -> None:
 def test_without_outputs_there_is_nothing_to_send() -> None:
     assert not NO_OUTPUTS and NO_OUTPUTS == [] and list(NO_OUTPUTS) == []
     ids = np.zeros(0, np.int32)
-    assert NO_OUTPUTS == OutputColumns((), ids, ids, ids, ids, {})
+    assert OutputColumns((), ids, ids, ids, ids, {}) == NO_OUTPUTS
