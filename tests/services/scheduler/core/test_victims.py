@@ -109,7 +109,7 @@ def test_a_request_is_not_sent_away_twice_or_while_it_waits() -> None:
         assert rig.free_blocks == free_after and rig.sequence(2).status is SequenceStatus.WAITING
     replica_of(rig).drops *= 2
     rig.finish_all()
-    assert [len(batch.drops) for batch in rig.batches if batch.drops][0] == 2
+    assert next(len(batch.drops) for batch in rig.batches if batch.drops) == 2
     rig.assert_as_alone(1)
     rig.assert_as_alone(2)
     assert rig.free_blocks == 16 and not rig.worker.slots
