@@ -55,7 +55,7 @@ class Config:
     itl_target_ms: int = 0  # prefills share a step with decodes only as far as it is to take no longer; 0 is no cap
     num_speculative_tokens: int = 0  # most draft tokens (k) of one sequence per step: a decode computes up to 1 + k positions
     max_batches_in_flight: int = 2  # 2: the next batch leaves before the last output is known
-    lockstep: bool = False  # the workers are one group (expert parallelism): a step is issued to all, idle ones compute a dummy run
+    lockstep: bool = False  # the workers are one group (expert parallelism): a step goes to all, idle ones compute a dummy run
     queue_order: str = "fcfs"  # who goes first of those that wait, one of QUEUE_ORDERS
     preemption_mode: str = "recompute"  # one of PREEMPTION_MODES
     preemption_policy: str = "fcfs"  # who has to make room, one of PREEMPTION_POLICIES

@@ -19,7 +19,7 @@ from services.scheduler.convert import request_to_proto, response_from_proto
 from services.scheduler.sessions import GatewaySession, SessionServicer
 from tessera.scheduler.v1 import session_pb2, session_pb2_grpc
 from tessera.values.identity import NO_EPOCH, Epoch
-from tessera.values.protocol import VERSION_SKEW
+from tessera.values.protocol import PROTOCOL_VERSION, VERSION_SKEW
 from tessera.values.request import RequestOutput
 from tessera.values.session import (
     Abort,
@@ -204,7 +204,7 @@ def test_a_gateway_of_another_version_is_told_so(is_invited: bool, run_async: Ru
             await gateway.say(replace(HELLO, protocol=0))
             error = await gateway.refusal()
             assert (error.code(), reason_of(error)) == (grpc.StatusCode.FAILED_PRECONDITION, VERSION_SKEW)
-            assert "version 0 of the session protocol, this scheduler 1" in (error.details() or "")
+            assert f"version 0 of the session protocol, this scheduler {PROTOCOL_VERSION}:" in (error.details() or "")
             assert not desk.sessions
 
     run_async(scenario())

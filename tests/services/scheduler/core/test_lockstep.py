@@ -187,7 +187,9 @@ def test_who_brings_workers_down_is_found_in_a_group_too() -> None:
     neighbour = rig.submit(3, numbers(6, 20), max_tokens=9)
     rig.finish_all()
     assert poison.finish is not None and poison.finish.reason is FinishReason.ERROR
-    assert max(poison.finished_us, neighbour.finished_us) < other.finished_us, "dummy runs keep no suspect from being tried alone"
+    assert max(poison.finished_us, neighbour.finished_us) < other.finished_us, (
+        "dummy runs keep no suspect from being tried alone"
+    )
     rig.assert_as_alone(3)
     rig.assert_as_alone(2)
 
