@@ -7,7 +7,7 @@ from recovery_rig import OTHER_WORKER, WORKER, Call, House
 
 from services.scheduler.core.worker_loss import LEFT
 from services.scheduler.store.memory import MemoryStore
-from tessera.values.config import PREEMPTION_POLICIES, QUEUE_ORDERS
+from tessera.values.config import POLICIES, PREEMPTION_POLICIES, QUEUE_ORDERS
 from tessera.values.finish import FinishReason
 
 GATEWAYS = ("g1", "g2", "g3")
@@ -15,10 +15,17 @@ GATEWAYS = ("g1", "g2", "g3")
 
 class Life:
     """One random history. `calls` are the latest call of every client; what was aborted is not compared. Clients are in turn of the
-    tenants with these salts, and have in turn these priorities. `given` is what is not drawn of the house."""
+    tenants with these salts, and have in turn these priorities, and ask for up to `outputs_max` outputs of one prompt. `given` is what is not drawn of the house."""
 
-    def __init__(self, seed: int, salts: tuple[str, ...] = ("",), priorities: tuple[int, ...] = (0,), **given: object) -> None:
-        self.salts, self.priorities = salts, priorities
+    def __init__(
+        self,
+        seed: int,
+        salts: tuple[str, ...] = ("",),
+        priorities: tuple[int, ...] = (0,),
+        outputs_max: int = 1,
+        **given: object,
+    ) -> None:
+        self.salts, self.priorities, self.outputs_max = salts, priorities, outputs_max
         self.rng = rng = random.Random(seed)
         drawn = {
             "num_blocks": rng.choice((7, 9, 16, 64)),
@@ -50,6 +57,12 @@ class Life:
             own = {"cache_salt": salt, "priority": priority}
             call = self.house.call(self.number, prompt, gateway, name=f"client {self.number}", **own, **sampling)
             self.calls.append(call)
+            for _ in range(self.rng.randrange(self.outputs_max) if self.outputs_max > 1 else 0):
+                self.number += 1
+                own["fork_of"], sampling["seed"] = call.submission.request_id, self.number
+                self.calls.append(
+                    self.house.call(self.number, prompt, gateway, name=f"client {self.number}", **own, **sampling)
+                )
 
     def resume(self) -> None:
         """A client goes to a gateway that has a session; its request may live, have ended, or be unknown."""
@@ -207,5 +220,19 @@ def test_no_client_can_tell_though_blocks_are_short_and_swapped(seed: int) -> No
         queue_order=rng.choice(QUEUE_ORDERS),
         preemption_mode="swap",
         preemption_policy=PREEMPTION_POLICIES[seed % len(PREEMPTION_POLICIES)],
+    )
+    life.run()
+
+
+@pytest.mark.parametrize("seed", range(300, 340))
+def test_no_client_of_several_outputs_can_tell(seed: int) -> None:
+    """Outputs of one prompt, which fork from the first of them as it comes: with and without a prefix cache, under each policy."""
+    life = Life(
+        seed,
+        outputs_max=4,
+        enable_prefix_caching=seed % 2 == 0,
+        policy=POLICIES[seed // 2 % 2],
+        num_host_blocks=8,
+        preemption_mode="swap" if seed % 3 else "recompute",
     )
     life.run()

@@ -54,10 +54,19 @@ own_fields = st.fixed_dictionaries(
         "cache_salt": st.sampled_from(("", "", "a tenant")),
     }
 )
+
+
+def config_of(max_num_seqs: int, max_num_batched_tokens: int, num_speculative_tokens: int, **others: Any) -> Config:
+    """A configuration with as many of the draft tokens as its budget holds."""
+    num_drafts = min(num_speculative_tokens, max_num_batched_tokens // max_num_seqs - 1)
+    return Config(max_num_seqs, max_num_batched_tokens, num_speculative_tokens=num_drafts, **others)
+
+
 configs = st.builds(
-    Config,
+    config_of,
     max_num_seqs=st.integers(1, 5),
     max_num_batched_tokens=st.integers(5, 24),
+    num_speculative_tokens=st.sampled_from((0, 0, 1, 4)),
     enable_prefix_caching=st.booleans(),
     enable_chunked_prefill=st.booleans(),
     long_prefill_token_threshold=st.sampled_from((0, 0, 3)),
@@ -83,7 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         take_every=st.integers(1, 3),
     )
     def start(self, config: Config, pool_tokens: int, host_tokens: int, block_size: int, take_every: int) -> None:
-        limits = WorkerLimits(max_num_seqs=6, max_num_batched_tokens=20)
+        limits = WorkerLimits(max_num_seqs=6, max_num_batched_tokens=20, num_speculative_tokens=3)
         num_host_blocks = host_tokens // block_size
         self.rig = Rig(config, FakeWorker(pool_tokens // block_size, block_size, limits, num_host_blocks=num_host_blocks))
         self.rig.take_every = take_every
@@ -114,6 +123,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             budget = min(self.rig.config.max_num_batched_tokens, 20)
             own_room = (own["max_model_length"] or 64) - 1
             assert len(prompt) > min(self.rig.pool_tokens, own_room, budget), result
+
+    @precondition(lambda self: list(self.rig.scheduler.requests()))
+    @rule(data=st.data(), sampling=samplings, count=st.integers(1, 2), own=own_fields)
+    def fork(self, data: st.DataObject, sampling: SamplingParams, count: int, own: dict[str, Any]) -> None:
+        """More outputs of the prompt of a request, wherever that is in its life; mostly for the same tenant."""
+        parent = data.draw(st.sampled_from(list(self.rig.scheduler.requests()))).submission
+        own = own | {"fork_of": parent.request_id}
+        if data.draw(st.integers(0, 3)):
+            own["cache_salt"] = parent.cache_salt
+        for seed in range(count):
+            self.submit_one(parent.prompt_token_ids.tolist(), replace(sampling, seed=seed), own)
 
     def live(self) -> list[Sequence]:
         return [sequence for sequence in self.rig.scheduler.requests() if sequence.finish is None]
