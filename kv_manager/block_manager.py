@@ -220,13 +220,14 @@ class BlockManager:
         `match` is that of the sequence's first `computed + 1` tokens, so that no position is computed into a shared block again;
         `blocks_needed(match, num_tokens)` blocks leave the free list. The pairs (host block, block) of the blocks behind the match go
         into the `swap_ins` of the next batch; its host blocks are free for swap outs of the batches after that (`seal_batch`). Blocks
-        behind the match are published by the first `publish` after the output of that batch, or a later one.
+        behind the match are published by the first `publish` after the output of that batch, or a later one. Host blocks behind
+        `num_tokens` held nothing but drafts that were rejected since.
         """
         assert table.host_block_ids and not table.block_ids, "the table is not swapped out"
         assert match.pool_version == self._pool_version, "the pool changed since the match"
         num_covered = len(table.host_block_ids) * self.block_size
         assert match.num_tokens <= num_covered + 1, "the match looks beyond what is computed"
-        assert num_tokens > num_covered - self.block_size, "a table must cover what is computed"
+        assert num_tokens >= match.num_tokens, "a table must cover what is computed"
         needed = self.blocks_needed(match, num_tokens)
         if needed > len(self._free):
             return PoolExhausted(needed, len(self._free))

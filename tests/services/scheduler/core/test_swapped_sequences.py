@@ -1,8 +1,10 @@
 """Preemption by swap: the KV goes to host memory and comes back, and nobody can tell by the tokens."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from fake_worker import FakeWorker
+from fake_worker import LIMITS, FakeWorker
 from scheduler_rig import WORKER, Rig
 
 from services.scheduler.core.preemption import Preemption
@@ -223,6 +225,24 @@ def test_nobody_comes_back_in_the_step_in_which_he_leaves() -> None:
     rig.finish_all()
     rig.assert_as_alone(1)
     rig.assert_as_alone(2)
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 3])
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+def test_drafts_in_flight_that_are_rejected_leave_no_trace_of_the_swap(block_size: int, num_right: int) -> None:
+    """More host blocks were taken than turn out to hold anything: only those come back that the tokens need."""
+    limits = replace(LIMITS, num_speculative_tokens=3)
+    config = Config(max_num_seqs=4, max_num_batched_tokens=32, num_speculative_tokens=3, preemption_mode="swap")
+    rig = Rig(config, FakeWorker(24 // block_size, block_size, limits, num_host_blocks=32))
+    rig.worker.propose = lambda room: (room, min(room, num_right))
+    rig.submit(1, numbers(7), max_tokens=16)
+    rig.submit(2, numbers(7, 30), max_tokens=16)
+    rig.finish_all(in_flight=2)
+    assert rig.scheduler.load().num_swap_outs > 0
+    assert any(batch.swap_ins for batch in rig.batches)
+    rig.assert_as_alone(1)
+    rig.assert_as_alone(2)
+    assert replica_of(rig).manager.num_free_host_blocks == 32
 
 
 def test_the_journal_tells_of_a_swapped_sequence_without_a_table() -> None:
