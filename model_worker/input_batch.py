@@ -34,7 +34,9 @@ class Rows:
 
 def build_dummy_batch(counts: np.ndarray, context_lens: np.ndarray, num_decodes: int, kv: KVPool) -> Batch:
     """Rows of this size (int64 `[R]` each) that belong to nobody. They read and write the null block alone, so here entries of
-    `slot_mapping` are equal; whoever runs it clears that block afterwards."""
+    `slot_mapping` are equal; whoever runs it clears that block afterwards. Decodes with room for drafts count as such up to the first of
+    more than one position."""
+    is_single = counts[:num_decodes] == 1
     ends = np.cumsum(counts)
     positions = np.arange(ends[-1]) + np.repeat(context_lens - ends, counts)
     blocks_max = -(-int(context_lens.max()) // kv.block_size)
@@ -45,7 +47,7 @@ def build_dummy_batch(counts: np.ndarray, context_lens: np.ndarray, num_decodes:
         cu_seqlens_q=torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)),
         context_lens=torch.from_numpy(context_lens.astype(np.int32)),
         block_tables=torch.full((len(counts), blocks_max), kv.null_block, dtype=torch.int32),
-        num_decodes=num_decodes,
+        num_decodes=num_decodes if is_single.all() else int(is_single.argmin()),
         logits_rows=torch.from_numpy(ends - 1),
     )
 

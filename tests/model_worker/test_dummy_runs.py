@@ -70,6 +70,14 @@ def test_kv_moves_beside_a_dummy_run() -> None:
     assert slot.is_swapped and slot.block_table.tolist() == [3, 1]
 
 
+@pytest.mark.parametrize(("counts", "num_decodes"), [([3, 3], 0), ([1, 3, 1], 1), ([1, 1, 4], 2)])
+def test_a_dummy_run_may_be_of_decodes_with_room_for_drafts(counts: list[int], num_decodes: int) -> None:
+    driver = EngineDriver(model := WatchedLM())
+    output = driver.run([Row(0, count, 9) for count in counts], is_dummy_run=True, num_decodes=len(counts))
+    assert output.row_errors == () and not output.token_counts.any()
+    assert model.batches[0].num_decodes == num_decodes
+
+
 def test_drops_leave_with_a_dummy_run() -> None:
     driver = EngineDriver()
     driver.run([Row(0, 6, 6)], [entry(0, PROMPT, [7, 2])])
