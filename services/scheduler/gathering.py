@@ -100,6 +100,6 @@ class Gathering:
         pool_len_max = max(report.description.geometry.num_tokens for report in self.reports.values()) + 1
 
         def first_stop(submission: Submission, output_token_ids: tuple[int, ...]) -> Finish | None:
-            return StopRules.of(submission, model, pool_len_max).first_stop_of(output_token_ids)
+            return StopRules.of(submission, model, pool_len_max).first_stop(output_token_ids)
 
         return first_stop

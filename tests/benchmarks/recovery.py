@@ -88,7 +88,7 @@ class Worker:
         for sequence in scheduler.requests():
             assert sequence.slot is not None
             ledger = sequence.ledger
-            ids, table = np.array(ledger.token_ids, np.int32), np.array(self.tables[sequence.slot], np.int32)
+            ids, table = ledger.token_ids[:], np.array(self.tables[sequence.slot], np.int32)
             slots.append(
                 SlotReport(
                     sequence.slot, sequence.request_id, sequence.attempt, ledger.prompt_len, ids, table, ledger.computed_len
@@ -164,7 +164,7 @@ async def recover(
     assert isinstance(stored, StoredJournal)
 
     def stop_rule(submission: Submission, output: tuple[int, ...]) -> Finish | None:
-        return StopRules.of(submission, MODEL, report.description.geometry.num_tokens + 1).first_stop_of(output)
+        return StopRules.of(submission, MODEL, report.description.geometry.num_tokens + 1).first_stop(output)
 
     scheduler = Scheduler(config_for(len(claims)), epoch)
     with collector_paused():  # as the service does

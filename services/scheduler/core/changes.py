@@ -38,7 +38,7 @@ def decode_columns(sequences: Items[Sequence]) -> DecodeColumns:
     for row, sequence in enumerate(sequences):
         cursor, block_ids = sequence.cursor, sequence.table.block_ids
         token_offsets.append(cursor.output_len)
-        token_ids.append(sequence.ledger.token_ids[-1])
+        token_ids.append(sequence.ledger.token_ids.output[-1])
         cursor.output_len += 1
         if len(block_ids) > cursor.num_blocks:
             grown.append((row, cursor.num_blocks, block_ids[-1]))

@@ -1,14 +1,16 @@
 """What is known, computed and under way of one sequence; the only place that counts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from services.scheduler.core.tokens import Tokens
 
 
 @dataclass(slots=True)
 class Ledger:
     """Four facts, from which all else is derived:
 
-    - `token_ids`: the committed tokens, prompt (the first `prompt_len`) and output.
+    - `token_ids`: the committed tokens, prompt and output.
     - `computed_len`: positions `[0, computed_len)` hold valid KV, as far as outputs have told.
     - `positions_in_flight`: positions of batches whose outputs have not come.
     - `drafts_in_flight`: how many of these are for drafts, which come to nothing where the worker has none or rejects them.
@@ -19,21 +21,24 @@ class Ledger:
     the row that samples after it; of a sequence that decodes exactly that one is missing.
     """
 
-    prompt_len: int
-    token_ids: list[int]
+    token_ids: Tokens
     computed_len: int = 0
     positions_in_flight: int = 0
     drafts_in_flight: int = 0
+    prompt_len: int = field(init=False)  # the tokens', which never changes
+
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.token_ids.prompt)
 
     @property
     def num_tokens(self) -> int:
         """Committed tokens, prompt included."""
-        return len(self.token_ids)
+        return self.prompt_len + len(self.token_ids.output)
 
     @property
     def output_len(self) -> int:
         """Committed output tokens."""
-        return len(self.token_ids) - self.prompt_len
+        return len(self.token_ids.output)
 
     @property
     def scheduled_len(self) -> int:
@@ -43,12 +48,12 @@ class Ledger:
     @property
     def num_remaining(self) -> int:
         """Positions up to and including the one that samples the next token; 1 is a decode, >= 1 always."""
-        return max(1, len(self.token_ids) - self.scheduled_len)
+        return max(1, self.num_tokens - self.scheduled_len)
 
     @property
     def num_placeholders(self) -> int:
         """Tokens that what is in flight samples, if every draft is accepted."""
-        return max(0, self.scheduled_len + 1 - len(self.token_ids))
+        return max(0, self.scheduled_len + 1 - self.num_tokens)
 
     def schedule(self, count: int) -> bool:
         """Put the next `count` positions of a prefill in flight; True when the row samples a token."""
@@ -72,16 +77,16 @@ class Ledger:
         self.positions_in_flight -= count
         self.drafts_in_flight -= num_drafts
         self.computed_len += count - num_rejected
-        self.token_ids.extend(token_ids)
-        assert self.computed_len < len(self.token_ids), "a position was computed beyond the tokens"
+        self.token_ids.output.extend(token_ids)
+        assert self.computed_len < self.num_tokens, "a position was computed beyond the tokens"
 
     def restart(self, computed_len: int) -> None:
         """Nothing is in flight any more, and only `[0, computed_len)` is computed."""
-        assert computed_len < len(self.token_ids), f"{computed_len} positions computed of {len(self.token_ids)} tokens"
+        assert computed_len < self.num_tokens, f"{computed_len} positions computed of {self.num_tokens} tokens"
         self.computed_len = computed_len
         self.positions_in_flight = self.drafts_in_flight = 0
 
     def cut(self, output_len: int) -> None:
         """Forget output tokens from `output_len` on, and the KV of the last one left: the request has ended there, as if sampled last."""
-        del self.token_ids[self.prompt_len + output_len :]
-        self.computed_len = min(self.computed_len, len(self.token_ids) - 1)
+        del self.token_ids.output[output_len:]
+        self.computed_len = min(self.computed_len, self.num_tokens - 1)

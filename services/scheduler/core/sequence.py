@@ -1,7 +1,6 @@
 """One request through its life: its tokens, its place on a worker, its end (ATOM's `Sequence`)."""
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,6 +12,7 @@ from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.record import Arrival
 from services.scheduler.core.sequence_status import ALLOWED_TRANSITIONS, SequenceStatus, SequenceType
 from services.scheduler.core.stop_rules import StopRules
+from services.scheduler.core.tokens import Tokens
 from tessera.values.batch import SlotEntry
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.report import SlotReport
@@ -75,7 +75,7 @@ class Sequence:
 
     def output_token_ids(self, offset: int = 0) -> tuple[int, ...]:
         """Committed output tokens from `offset` on."""
-        return tuple(self.ledger.token_ids[self.ledger.prompt_len + offset :])
+        return tuple(self.ledger.token_ids.output[offset:])
 
     def set_rules(self, rules: StopRules | None) -> None:
         """The rules under the present model and pool."""
@@ -84,13 +84,13 @@ class Sequence:
 
     def first_stop(self, checked: int) -> Finish | None:
         """The earliest stop after the first `checked` output tokens; None as well while no worker has told the model."""
-        return self.rules.first_stop(self.ledger.token_ids, checked) if self.rules is not None else None
+        return self.rules.first_stop(self.ledger.token_ids.output, checked) if self.rules is not None else None
 
     def next_decode(self) -> int | None:
         """The position that the next decode row computes; None where more than one is left to compute, where the sequence has still to
         enter its slot, or where the tokens that batches in flight are sampling will be its last."""
         ledger = self.ledger
-        position, num_tokens = ledger.computed_len + ledger.positions_in_flight, len(ledger.token_ids)
+        position, num_tokens = ledger.computed_len + ledger.positions_in_flight, ledger.num_tokens
         # The row that computes a position samples the token at the next; beyond the committed ones those are placeholders.
         if position + 1 >= num_tokens and position + 1 < self.tokens_max and self.has_entered:
             return position
@@ -134,8 +134,8 @@ class Sequence:
         which it has left for this."""
         assert self.status is SequenceStatus.WAITING
         old = self.ledger
-        self.ledger = Ledger(old.prompt_len, old.token_ids[: old.prompt_len] + list(output_token_ids))
-        self.stranded_len = min(max(self.stranded_len, held_len), _common_len(old.token_ids, self.ledger.token_ids))
+        self.ledger = Ledger(Tokens(old.token_ids.prompt, output_token_ids))
+        self.stranded_len = min(max(self.stranded_len, held_len), _common_len(old.token_ids[:], self.ledger.token_ids[:]))
         self.table = BlockTable(namespace=self.table.namespace)
         self.cursor.output_len = 0
 
@@ -149,8 +149,8 @@ class Sequence:
 
     def held_in(self, slots: Iterable[SlotReport]) -> int:
         """The most positions of this sequence whose KV one of these slots holds."""
-        token_ids = self.ledger.token_ids
-        return max((min(slot.computed_len, _common_len(token_ids, slot.token_ids.tolist())) for slot in slots), default=0)
+        token_ids = self.ledger.token_ids[:]
+        return max((min(slot.computed_len, _common_len(token_ids, slot.token_ids)) for slot in slots), default=0)
 
     def continue_in(self, slot: SlotReport, worker: str) -> None:
         """Go on in a slot that agrees: take its table, its computed length, and its ids where they extend ours.
@@ -158,7 +158,7 @@ class Sequence:
         Where the slot's ids still differ, `has_entered` stays false: the sequence is to enter the slot again, with its KV kept.
         """
         if self._is_extended_by(slot):
-            self.ledger.token_ids = slot.token_ids.tolist()
+            self.ledger.token_ids.replace_output(slot.token_ids)
         status = SequenceStatus.SWAPPED if slot.is_swapped else SequenceStatus.RUNNING
         if self.status is not status:
             self._move(status)
@@ -183,7 +183,7 @@ class Sequence:
             request_id=self.request_id,
             attempt=self.attempt,
             prompt_len=self.ledger.prompt_len,
-            token_ids=np.array(self.ledger.token_ids, np.int32),
+            token_ids=self.ledger.token_ids[:],
             block_table=np.array(self.table.block_ids, np.int32),
             num_cached_tokens=self.ledger.computed_len,
             sampling=self.submission.sampling,
@@ -215,7 +215,7 @@ class Sequence:
         return (
             len(token_ids) >= count
             and np.array_equal(token_ids[: len(prompt)], prompt)
-            and token_ids[len(prompt) : count].tolist() == self.ledger.token_ids[len(prompt) : count]
+            and np.array_equal(token_ids[len(prompt) : count], self.ledger.token_ids[len(prompt) : count])
         )
 
     def _leave(self) -> None:
@@ -229,7 +229,8 @@ class Sequence:
         self.status = status
 
 
-def _common_len(one: Items[int], other: Items[int]) -> int:
+def _common_len(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
     """How many tokens they begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))
+    count = min(len(one), len(other))
+    differs = one[:count] != other[:count]
+    return int(differs.argmax()) if differs.any() else count

@@ -55,54 +55,47 @@ class StopRules:
             stop_sequences=tuple(list(stop) for stop in sampling.stop_token_sequences),
         )
 
-    def first_stop(self, token_ids: Sequence[int], checked: int) -> Finish | None:
-        """The earliest stop after the first `checked` output tokens; `token_ids` are prompt and output. None: it goes on.
-
-        No rule looks at the prompt's ids.
-        """
-        if self._cannot_stop(token_ids, checked):
+    def first_stop(self, output: Sequence[int], checked: int = 0) -> Finish | None:
+        """The earliest stop in an output, after its first `checked` tokens; no rule looks at the prompt's ids. None: it goes on."""
+        if self._cannot_stop(output, checked):
             return None
-        for end in range(self.prompt_len + checked + 1, len(token_ids) + 1):
-            if token_ids[end - 1] in self.ending_ids or end >= self.tokens_max or self.stop_sequences:
-                finish = self._stop_at(token_ids, end)
+        output_max = self.tokens_max - self.prompt_len
+        for output_len in range(checked + 1, len(output) + 1):
+            if output[output_len - 1] in self.ending_ids or output_len >= output_max or self.stop_sequences:
+                finish = self._stop_at(output, output_len)
                 if finish is not None:
                     return finish
-        if len(token_ids) < self.pool_len_max:
+        output_len = len(output)
+        if self.prompt_len + output_len < self.pool_len_max:
             return None
-        output_len = len(token_ids) - self.prompt_len
         if output_len == 0:
             message = f"the prompt has {self.prompt_len} tokens, the pool now holds {self.pool_len_max - 1}"
             return Finish(FinishReason.UNSCHEDULABLE, 0, message=message)
         return Finish(FinishReason.MAX_MODEL_LEN, output_len)
 
-    def first_stop_of(self, output_token_ids: Sequence[int]) -> Finish | None:
-        """The earliest stop in an output, whatever the prompt's ids."""
-        return self.first_stop([0] * self.prompt_len + list(output_token_ids), 0)
-
-    def _cannot_stop(self, token_ids: Sequence[int], checked: int) -> bool:
+    def _cannot_stop(self, output: Sequence[int], checked: int) -> bool:
         """A quick look at a whole output, as of a takeover; one token alone is as quickly checked."""
         return (
-            len(token_ids) > self.prompt_len + checked + 1
-            and len(token_ids) < self.tokens_max
+            len(output) > checked + 1
+            and self.prompt_len + len(output) < self.tokens_max
             and not self.stop_sequences
-            and self.ending_ids.isdisjoint(token_ids[self.prompt_len + checked :])
+            and self.ending_ids.isdisjoint(output[checked:])
         )
 
-    def _stop_at(self, token_ids: Sequence[int], end: int) -> Finish | None:
-        """The rule that ends a request at its first `end` tokens."""
-        output_len = end - self.prompt_len
+    def _stop_at(self, output: Sequence[int], output_len: int) -> Finish | None:
+        """The rule that ends a request at its first `output_len` output tokens."""
         if output_len >= self.min_tokens:
             for stop in self.stop_sequences:
-                if len(stop) <= output_len and list(token_ids[end - len(stop) : end]) == stop:
+                if len(stop) <= output_len and list(output[output_len - len(stop) : output_len]) == stop:
                     return Finish(FinishReason.STOP_SEQUENCE, output_len)
-            token_id = token_ids[end - 1]
+            token_id = output[output_len - 1]
             if token_id in self.eos_ids:
                 return Finish(FinishReason.EOS, output_len, stop_token_id=token_id)
             if token_id in self.stop_ids:
                 return Finish(FinishReason.STOP_TOKEN, output_len, stop_token_id=token_id)
         if output_len >= self.max_tokens:
             return Finish(FinishReason.MAX_TOKENS, output_len)
-        if end >= self.len_max:
+        if self.prompt_len + output_len >= self.len_max:
             return Finish(FinishReason.MAX_MODEL_LEN, output_len)
         return None
 

@@ -10,6 +10,7 @@ from services.scheduler.core.recovered import Recovered, RecoveredRequest
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
+from services.scheduler.core.tokens import Tokens
 from tessera.values.batch import SlotDrop
 from tessera.values.config import Config
 from tessera.values.report import SlotReport, WorkerReport
@@ -18,7 +19,7 @@ from tessera.values.request import Submission
 
 def new_ledger(submission: Submission, output_token_ids: tuple[int, ...]) -> Ledger:
     """Committed tokens of a request, nothing computed."""
-    return Ledger(len(submission.prompt_token_ids), submission.prompt_token_ids.tolist() + list(output_token_ids))
+    return Ledger(Tokens(submission.prompt_token_ids, output_token_ids))
 
 
 def attach(

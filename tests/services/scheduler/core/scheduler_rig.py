@@ -34,7 +34,7 @@ def submission(
 
 def own_stop(request: Submission, output: tuple[int, ...]) -> Finish | None:
     """The stop rules of the fake model, for a join."""
-    return StopRules.of(request, MODEL, 1 << 20).first_stop([*request.prompt_token_ids.tolist(), *output], 0)
+    return StopRules.of(request, MODEL, 1 << 20).first_stop(output)
 
 
 class Rig:

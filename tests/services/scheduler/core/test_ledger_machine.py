@@ -4,10 +4,12 @@ from collections import deque
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
+import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.scheduler.core.ledger import Ledger
+from services.scheduler.core.tokens import Tokens
 
 
 def token_at(position: int) -> int:
@@ -33,7 +35,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @initialize(prompt_len=st.integers(1, 9), k=st.integers(0, 4), depth=st.integers(1, 3))
     def start(self, prompt_len: int, k: int, depth: int) -> None:
         self.k, self.depth = k, depth
-        self.ledger = Ledger(prompt_len, [token_at(position) for position in range(prompt_len)])
+        self.ledger = Ledger(Tokens(np.array([token_at(position) for position in range(prompt_len)], np.int32)))
         self.rows: deque[Row] = deque()
         self.num_rows = self.seen = 0
         self.enter()
@@ -98,7 +100,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def take_over(self) -> None:
         """Outputs on the way are lost, and the worker reports what it holds: accepted drafts alone are computed."""
-        self.ledger.token_ids = [token_at(position) for position in range(self.num_ids)]
+        self.ledger.token_ids.replace_output(np.array([token_at(position) for position in range(self.num_ids)], np.int32))
         self.ledger.restart(self.computed_len)
         self.enter()
         self.seen = self.num_rows

@@ -4,11 +4,13 @@ ATOM appends them to a sequence, as many as its table says, and puts the real id
 in the ledger: what is in flight can come to so many tokens.
 """
 
+import numpy as np
 import pytest
 from fake_worker import FakeWorker
 from scheduler_rig import WORKER, Rig
 
 from services.scheduler.core.ledger import Ledger
+from services.scheduler.core.tokens import Tokens
 from tessera.values.config import Config
 from tessera.values.finish import FinishReason
 
@@ -17,7 +19,7 @@ PROMPT = [1, 2, 3, 4, 5]
 
 def decoding(k: int, is_deferred: bool) -> Ledger:
     """A sequence that decodes: the prompt is computed, one token sampled; with deferred output its next row is in flight."""
-    ledger = Ledger(len(PROMPT), list(PROMPT))
+    ledger = Ledger(Tokens(np.array(PROMPT, np.int32)))
     ledger.schedule(len(PROMPT))
     ledger.commit(len(PROMPT), [6])
     if is_deferred:
@@ -64,7 +66,7 @@ def test_a_sequence_that_was_skipped_keeps_what_is_in_flight(is_deferred: bool, 
 @pytest.mark.parametrize("k", [0, 1, 3])
 def test_after_a_prefill_the_next_row_reaches_as_far_as_atoms_placeholders(k: int) -> None:
     """A sequence whose first token is under way has 1 + k of them in ATOM; here one, and the next row brings its own."""
-    ledger = Ledger(len(PROMPT), list(PROMPT))
+    ledger = Ledger(Tokens(np.array(PROMPT, np.int32)))
     ledger.schedule(len(PROMPT))
     assert ledger.num_placeholders == 1
     ledger.schedule_decode(1 + k)
@@ -73,7 +75,7 @@ def test_after_a_prefill_the_next_row_reaches_as_far_as_atoms_placeholders(k: in
 
 def test_a_chunk_of_a_prompt_samples_nothing_and_has_no_placeholder() -> None:
     """Case 43."""
-    ledger = Ledger(len(PROMPT), list(PROMPT))
+    ledger = Ledger(Tokens(np.array(PROMPT, np.int32)))
     ledger.schedule(3)
     assert ledger.num_placeholders == 0
     ledger.commit(3, [])

@@ -8,6 +8,7 @@ from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.record import Arrival
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
+from services.scheduler.core.tokens import Tokens
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.report import SlotReport
 
@@ -15,7 +16,7 @@ PROMPT = [10, 11, 12]
 
 
 def sequence_with(output: list[int]) -> Sequence:
-    return Sequence(submission(1, PROMPT), Arrival(1, 1), 0, Ledger(3, PROMPT + output))
+    return Sequence(submission(1, PROMPT), Arrival(1, 1), 0, Ledger(Tokens(np.array(PROMPT, np.int32), output)))
 
 
 def slot_with(output: list[int], computed_len: int, prompt_len: int = 3) -> SlotReport:

@@ -22,7 +22,7 @@ def stop(
 ) -> Finish | None:
     request = submission(1, PROMPT, replace(SAMPLING, **sampling), max_model_length=own_len)
     rules = StopRules.of(request, replace(MODEL, max_model_len=model_len), pool_len_max)
-    return rules.first_stop(PROMPT + output, checked)
+    return rules.first_stop(output, checked)
 
 
 @pytest.mark.parametrize(

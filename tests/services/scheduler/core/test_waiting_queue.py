@@ -12,6 +12,7 @@ from services.scheduler.core.lazy_heap import GARBAGE_MIN, LazyHeap
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.record import Arrival
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.tokens import Tokens
 from services.scheduler.core.waiting_queue import WaitingQueue
 from tessera.values.config import Config
 
@@ -19,7 +20,7 @@ from tessera.values.config import Config
 def waiter(number: int, priority: int = 0, attempt: int = 0, epoch: int = 1) -> Sequence:
     """A sequence that waits; it came as the `number`th of its epoch, and ran before where `attempt` is above 0."""
     request = replace(submission(1000 * epoch + number, [1] * (1 + number % 3)), priority=priority)
-    ledger = Ledger(len(request.prompt_token_ids), request.prompt_token_ids.tolist())
+    ledger = Ledger(Tokens(request.prompt_token_ids))
     return Sequence(request, Arrival(epoch, number), 1000 * epoch + number, ledger, attempt=attempt)
 
 
