@@ -5,7 +5,7 @@ calls of clients at gateways. Nothing happens by itself: a test says who does wh
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from fake_worker import FakeWorker, reference_output
+from fake_worker import LIMITS, FakeWorker, reference_output
 from scheduler_rig import REQUEST_FIELDS, own_stop
 
 from services.scheduler.core.admission import Refused, Unknown
@@ -133,7 +133,8 @@ class House:
     def __init__(self, num_blocks: int = 64, num_workers: int = 1, num_host_blocks: int = 0, **config: object) -> None:
         self.config = replace(CONFIG, **config)
         names = (WORKER, OTHER_WORKER)[:num_workers]
-        self.workers = {name: FakeWorker(num_blocks, 4, num_host_blocks=num_host_blocks) for name in names}
+        limits = replace(LIMITS, num_speculative_tokens=self.config.num_speculative_tokens)
+        self.workers = {name: FakeWorker(num_blocks, 4, limits, num_host_blocks=num_host_blocks) for name in names}
         self.store = MemoryStore()
         self.gateways: dict[str, Gateway] = {}
         self.now_us = 1_000_000

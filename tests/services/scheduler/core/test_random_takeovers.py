@@ -236,3 +236,20 @@ def test_no_client_of_several_outputs_can_tell(seed: int) -> None:
         preemption_mode="swap" if seed % 3 else "recompute",
     )
     life.run()
+
+
+@pytest.mark.parametrize("seed", range(400, 440))
+def test_no_client_can_tell_though_drafts_are_in_flight(seed: int) -> None:
+    """Whoever dies, with positions of drafts in flight that nobody has heard of: what a worker reports counts accepted ones alone."""
+    rng = random.Random(seed)
+    life = Life(
+        seed,
+        outputs_max=rng.choice((1, 3)),
+        max_num_seqs=rng.randint(1, 4),
+        max_num_batched_tokens=16,
+        max_batches_in_flight=2,
+        num_speculative_tokens=rng.randint(1, 3),
+        num_host_blocks=rng.choice((0, 8)),
+        preemption_mode="swap",
+    )
+    life.run()
