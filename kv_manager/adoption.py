@@ -62,7 +62,7 @@ def table_entries(
     ids = np.asarray(held.token_ids[: num_full * block_size], np.int32).reshape(num_full, block_size)
     digests, root = held.table.digests, namespace_root(namespace + held.table.namespace)
     if len(digests) < num_full:
-        digests += chain_digests(ids[len(digests) :], digests[-1] if digests else root)
+        digests.extend(chain_digests(ids[len(digests) :], digests[-1] if digests else root))
     block_ids = np.array(held.table.block_ids[:num_full], np.int64)
     rows: Rows = np.empty(num_full, entry_dtype(block_size))
     rows["block_id"] = block_ids

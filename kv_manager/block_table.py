@@ -1,5 +1,6 @@
 """The block table of one sequence, and a table as a worker reported it."""
 
+from array import array
 from dataclasses import dataclass, field
 
 from kv_manager.hash_chain import TokenIds
@@ -20,7 +21,7 @@ class BlockTable:
     """
 
     block_ids: list[int] = field(default_factory=list)
-    digests: list[int] = field(default_factory=list)
+    digests: "array[int]" = field(default_factory=lambda: array("Q"))
     num_published: int = 0
     host_block_ids: tuple[int, ...] = ()
     namespace: bytes = b""

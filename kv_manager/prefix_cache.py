@@ -132,7 +132,7 @@ class PrefixCache:
             held, written = table.block_ids[:count], table.block_ids[count:]
             assert all(self._blocks.is_published[block_id] for block_id in held), "a table's block is not published"
             content = [self._blocks.digests[block_id] for block_id in held]
-            assert content == table.digests[:count], "a published block holds something else than its table says"
+            assert content == table.digests[:count].tolist(), "a published block holds something else than its table says"
             assert not any(self._blocks.is_published[block_id] for block_id in written), (
                 "a block is published that its table still writes"
             )
@@ -143,9 +143,8 @@ class PrefixCache:
         num_full = held.num_computed // self._blocks.block_size
         block_ids = np.array(held.table.block_ids[:num_full], np.int64)
         if self.is_enabled and num_full and not held.table.digests:
-            held.table.digests = recorded.digests_of(
-                block_ids, self._rows(held.token_ids, 0, num_full), self._root_of(held.table)
-            )
+            rows, root = self._rows(held.token_ids, 0, num_full), self._root_of(held.table)
+            held.table.digests.extend(recorded.digests_of(block_ids, rows, root))
             num_recalled = len(held.table.digests)
         else:
             num_recalled = 0
@@ -175,7 +174,7 @@ class PrefixCache:
     def _extend_chain(self, table: BlockTable, rows: npt.NDArray[np.int32]) -> None:
         """Hash the blocks that follow those the table has digests of, int32 `[blocks, block_size]`."""
         if len(rows):
-            table.digests += chain_digests(rows, table.digests[-1] if table.digests else self._root_of(table))
+            table.digests.extend(chain_digests(rows, table.digests[-1] if table.digests else self._root_of(table)))
 
     def _root_of(self, table: BlockTable) -> int | None:
         """What is before the table's first block: the pool's namespace, with the table's own folded in."""

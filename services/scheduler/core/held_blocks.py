@@ -1,5 +1,6 @@
 """Which prefix-cache entries a worker's memory holds, whatever its scheduler had written down of them."""
 
+from array import array
 from collections.abc import Iterable
 
 import numpy as np
@@ -73,6 +74,6 @@ def _untold(
     rows = slot.token_ids[: num_full * block_size].reshape(num_full, block_size)
     namespace, own = kv_namespace(report.description), table_namespace(slot.cache_salt)
     digests = by_block.digests_of(block_ids, rows, namespace_root(namespace + own))
-    table = BlockTable(slot.block_table.tolist(), digests=digests, namespace=own)
+    table = BlockTable(slot.block_table.tolist(), digests=array("Q", digests), namespace=own)
     held = HeldTable(table, slot.token_ids, num_computed)
     return table_entries(held, block_size, namespace, report.last_write_step).select(fresh)
