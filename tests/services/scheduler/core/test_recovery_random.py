@@ -91,7 +91,7 @@ class World:
         finish = stop_rule(submission, tuple(output))
         if finish is None and self.rng.random() < 0.1:
             finish = Finish(FinishReason.ABORTED, len(output))
-        status = SequenceStatus.FINISHED if finish else SequenceStatus.RUNNING
+        status = SequenceStatus.FINISHED if finish else self.rng.choice((SequenceStatus.RUNNING, SequenceStatus.SWAPPED))
         request = StoredRequest(submission, Arrival(1, 1), status, self.rng.randrange(3), attempt, "w", array("i", output))
         request.finish = finish
         self.stored.requests[submission.request_id] = request
@@ -100,8 +100,8 @@ class World:
         slot = len(self.slots[worker])
         tokens = np.array([*self.submissions[request_id].prompt_token_ids.tolist(), *self.output(request_id)], np.int32)
         table = np.arange(slot * 8, slot * 8 + 8, dtype=np.int32)
-        computed = self.rng.randrange(len(tokens))
-        self.slots[worker].append(SlotReport(slot, request_id, attempt, PROMPT_LEN, tokens, table, computed))
+        computed, is_swapped = self.rng.randrange(len(tokens)), self.rng.random() < 0.3
+        self.slots[worker].append(SlotReport(slot, request_id, attempt, PROMPT_LEN, tokens, table, computed, is_swapped))
 
     def _dropped(self, worker: str, request_id: bytes, attempt: int) -> None:
         tokens = np.array([*self.submissions[request_id].prompt_token_ids.tolist(), *self.output(request_id)], np.int32)
@@ -164,8 +164,11 @@ def check_published(world: World, recovered: Recovered) -> None:
             int(slot.block_table[index])
             for slot in world.slots[worker.worker]
             for index in range(slot.computed_len // BLOCK_SIZE)
+            if not slot.is_swapped
         }
         assert expected <= set(ids), "a computed block of a live slot is lost"
+        dropped = {int(block_id) for slot in world.dropped[worker.worker] for block_id in slot.block_table}
+        assert set(ids) <= expected | dropped, "a block of the host pool is taken for one of the pool"
 
 
 @pytest.mark.parametrize("seed", range(300))
