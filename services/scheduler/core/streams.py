@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.scheduler.core.record import DecodeColumns, Record, RequestDelta
-from services.scheduler.core.stream_columns import StreamColumns, as_slice
+from services.scheduler.core.stream_columns import StreamColumns, are_equal, as_slice
 from tessera.values.config import Config
 from tessera.values.finish import Finish
 from tessera.values.output_columns import NO_OUTPUTS, OutputColumns
@@ -84,6 +84,7 @@ class _Share(Generic[S]):
     rows: _Rows
     request_ids: tuple[bytes, ...]
     subscribers: npt.NDArray[np.uint64]
+    ones: npt.NDArray[np.int32]  # one for each
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> "_Share[S]":
         """Those of its requests that are chosen."""
@@ -91,7 +92,7 @@ class _Share(Generic[S]):
             np.arange(part.start, part.stop) if isinstance(part, slice) else part for part in (self.where, self.rows)
         )
         request_ids = tuple(compress(self.request_ids, chosen.tolist()))
-        return _Share(self.session, where[chosen], rows[chosen], request_ids, self.subscribers[chosen])
+        return _Share(self.session, where[chosen], rows[chosen], request_ids, self.subscribers[chosen], self.ones[chosen])
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,18 +287,17 @@ class Streams(Generic[S]):
             self._note_all_due(session, shown)
             return NO_OUTPUTS
         offsets, ends = first.token_offsets[share.where], shown[-1].token_offsets[share.where] + 1
-        fits = (columns.cursor[share.rows] == offsets) & (columns.visible[share.rows] == ends)
-        if due:
-            fits &= np.array([key not in due for key in share.request_ids], np.bool_)
-        if not fits.all():
+        cursor, visible = columns.cursor[share.rows], columns.visible[share.rows]
+        if due or not (are_equal(cursor, offsets) and are_equal(visible, ends)):
+            fits = (cursor == offsets) & (visible == ends) & np.array([key not in due for key in share.request_ids], np.bool_)
             due.update((share.request_ids[row], None) for row in np.flatnonzero(~fits).tolist())
             share, offsets, ends = share.only(fits), offsets[fits], ends[fits]
-        assert (ends - offsets == len(shown)).all(), "what is told between columns is due one by one"
         columns.cursor[share.rows] = ends
-        token_ids = first.token_ids[share.where]
+        token_ids, counts = first.token_ids[share.where], share.ones
         if len(shown) > 1:
+            assert (ends - offsets == len(shown)).all(), "what is told between columns is due one by one"
             token_ids = np.stack([one.token_ids[share.where] for one in shown], axis=1).ravel()
-        counts = np.full(len(offsets), len(shown), np.int32)
+            counts = counts * np.int32(len(shown))
         return OutputColumns(share.request_ids, share.subscribers, offsets, counts, token_ids, {})
 
     def _take(self, request_id: bytes, stream: _Stream[S]) -> RequestOutput:
@@ -336,6 +336,7 @@ class Streams(Generic[S]):
                 as_slice(np.array([stream.row for stream in streams], np.int64)),
                 tuple(request_ids[index] for index in indexes),
                 np.array([stream.subscriber for stream in streams], np.uint64),
+                np.ones(len(streams), np.int32),
             )
             shares.append(share)
         rows = [stream.row for stream in found if stream is not None]
