@@ -72,6 +72,7 @@ class BlockManager:
         self._host = HostPool(num_host_blocks)
         self._cache = PrefixCache(self._blocks, namespace, enable_prefix_caching)
         self._pool_version = 0
+        self._copied_from: list[BlockTable] = []  # held until the batch that copies from them is sealed
         self._tenants = BlockTenants(num_blocks) if secure_zero else None
 
     @property
@@ -150,8 +151,8 @@ class BlockManager:
         The caller vouches that both have the same tokens there, and that batches already issued compute them in the parent's table.
         The full blocks below `num_computed` are shared by reference; the block that holds the positions after them is a fresh
         one, and the returned pair copies it. The pairs go into the `copies` of the batch in which the child enters its slot; until
-        that batch is issued, the parent must keep its blocks. Nobody writes into a shared block: the child computes from
-        `num_computed` on, in blocks of its own, and the parent behind it.
+        that is sealed nobody gets a block that is copied, even should the parent give it up. Nobody writes into a shared block: the
+        child computes from `num_computed` on, in blocks of its own, and the parent behind it.
 
         (A full block that could not be published is copied as well: which of its holders publishes it could not be told.)
         """
@@ -170,7 +171,8 @@ class BlockManager:
         child.num_published = min(num_shared, parent.num_published)
         child.generation = parent.generation
         child.digests = max(child.digests, parent.digests[: num_computed // self.block_size], key=len)
-        return self._copied(zip(parent.block_ids[num_shared : self.blocks_spanned(num_computed)], fresh, strict=False))
+        copied = parent.block_ids[: self.blocks_spanned(num_computed)]
+        return self._copied(zip(copied[num_shared:], fresh, strict=False), copied)
 
     def copy_on_write(self, table: BlockTable, position: int) -> BlockPairs | PoolExhausted:
         """Make a table the only holder of its blocks from that of `position` on, so that it may write there other tokens than before.
@@ -189,7 +191,8 @@ class BlockManager:
         for index, block_id in zip(replaced, fresh, strict=True):
             block_ids[index] = block_id
         is_copied = position % self.block_size and first in replaced
-        pairs = self._copied([(table.block_ids[first], block_ids[first])] if is_copied else [])
+        copied = table.block_ids[: first + 1]
+        pairs = self._copied([(copied[first], block_ids[first])] if is_copied else [], copied)
         self._release([table.block_ids[index] for index in replaced])
         table.block_ids = block_ids
         table.num_published = min(table.num_published, first)
@@ -239,12 +242,15 @@ class BlockManager:
         return self._copied(zip(host_block_ids[num_hit:], table.block_ids[num_hit:], strict=False))
 
     def seal_batch(self) -> list[int]:
-        """The batch being put together is complete: host blocks that its swap ins read are free from now on. Returns the blocks for its
-        `zero_blocks`, in the order in which they were handed out: none without `secure_zero`, and none that the batch copies whole.
+        """The batch being put together is complete: what it copies from can be handed out from now on, in the pool and on the host.
+        Returns the blocks for its `zero_blocks`, in the order in which they were handed out: none without `secure_zero`, and none
+        that the batch copies whole.
 
         Called once for each batch issued, after everything that gets or moves blocks in it has been decided.
         """
         self._host.seal()
+        while self._copied_from:
+            self.free(self._copied_from.pop())
         return self._tenants.take_foreign() if self._tenants is not None else []
 
     def publish(self, table: BlockTable, token_ids: TokenIds, num_tokens: int, step: int) -> None:
@@ -312,7 +318,7 @@ class BlockManager:
     def check_integrity(self, tables: Sequence[BlockTable]) -> None:
         """Assert that `tables` (all that hold blocks, of the pool or the host), reference counts, free lists and prefix index tell one
         story."""
-        check_pool(tables, self._blocks, self._free)
+        check_pool([*tables, *self._copied_from], self._blocks, self._free)
         self._host.check_integrity([block_id for table in tables for block_id in table.host_block_ids])
         self._cache.check_integrity(tables)
 
@@ -343,9 +349,14 @@ class BlockManager:
             self._tenants.hand_over(block_ids, table.namespace)
         return block_ids
 
-    def _copied(self, pairs: Iterable[tuple[int, int]]) -> BlockPairs:
-        """These pairs; their targets need no zeroing."""
+    def _copied(self, pairs: Iterable[tuple[int, int]], copied_from: Sequence[int] = ()) -> BlockPairs:
+        """These pairs. Their targets need no zeroing; their sources, the last of a table's first blocks `copied_from`, are held until the batch
+        is sealed, with those before them, so that a prefix is never released before what continues it."""
         listed = list(pairs)
+        if listed and copied_from:
+            for block_id in copied_from:
+                self._blocks.ref_counts[block_id] += 1
+            self._copied_from.append(BlockTable(list(copied_from)))
         if self._tenants is not None:
             self._tenants.overwritten([target for _, target in listed])
         return listed

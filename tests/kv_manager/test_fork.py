@@ -59,11 +59,37 @@ def test_several_children_share_one_parent(serve: Serve) -> None:
     serving.compute(parent)
     tables = [forked(serving, parent, 9, 11)[0] for _ in range(3)]
     assert len({table.block_ids[2] for table in tables}) == 3
+    serving.manager.seal_batch()
     assert serving.manager._blocks.ref_counts[parent.table.block_ids[0]] == 4
     serving.free(parent)
     for sequence in list(serving.running):
         serving.free(sequence)
     assert serving.manager.num_free_blocks == 16
+
+
+def test_a_block_about_to_be_copied_goes_to_nobody_else(serve: Serve) -> None:
+    """The batch swaps in and zeroes after it copies, but it copies in any order: nothing may be written where it copies from."""
+    serving = serve(num_blocks=4)
+    parent = serving.admit(ids(1, 6))
+    serving.compute(parent)
+    forked(serving, parent, 5, 6)
+    serving.free(parent)
+    assert serving.admit(ids(11, 18)) == PoolExhausted(needed=2, free=1)
+    serving.manager.seal_batch()
+    assert len(serving.admit(ids(11, 18)).table.block_ids) == 2
+
+
+def test_a_prefix_is_evicted_after_what_was_copied_behind_it(serve: Serve) -> None:
+    serving = serve()
+    parent = serving.admit(ids(1, 8))
+    serving.compute(parent)
+    forked(serving, parent, 7, 9)
+    head, tail = parent.table.block_ids
+    for sequence in list(serving.running):
+        serving.free(sequence)
+    serving.manager.seal_batch()
+    order = list(serving.manager._free)
+    assert order.index(tail) < order.index(head)
 
 
 def test_parent_and_child_publish_their_own_continuations(serve: Serve) -> None:
