@@ -63,20 +63,22 @@ class Ledger:
         return samples
 
     def schedule_decode(self, count: int) -> None:
-        """Put the position of the next token in flight, and `count` - 1 behind it for drafts."""
-        assert count >= 1 and self.num_remaining == 1, f"a decode of {count} positions, {self.num_remaining} are left"
+        """Put the position of the next token, the only one that remains, in flight, and `count` - 1 behind it for drafts."""
         self.positions_in_flight += count
-        self.drafts_in_flight += count - 1
+        if count > 1:
+            self.drafts_in_flight += count - 1
 
     def commit(self, count: int, token_ids: Sequence[int], num_drafts: int = 0) -> None:
         """The oldest row in flight, of `count` positions, is computed and has sampled `token_ids`: none or one, and with `num_drafts` of
         the positions for drafts one, and one more for each accepted. The others' positions are not computed."""
         assert count <= self.positions_in_flight, f"{count} positions came back, {self.positions_in_flight} were in flight"
-        num_rejected = num_drafts + 1 - len(token_ids) if num_drafts else 0
-        assert 0 <= num_rejected <= num_drafts <= self.drafts_in_flight, f"{len(token_ids)} tokens of {num_drafts} drafts"
         self.positions_in_flight -= count
-        self.drafts_in_flight -= num_drafts
-        self.computed_len += count - num_rejected
+        self.computed_len += count
+        if num_drafts:
+            num_rejected = num_drafts + 1 - len(token_ids)
+            assert 0 <= num_rejected <= num_drafts <= self.drafts_in_flight, f"{len(token_ids)} tokens of {num_drafts} drafts"
+            self.drafts_in_flight -= num_drafts
+            self.computed_len -= num_rejected
         self.token_ids.output.extend(token_ids)
         assert self.computed_len < self.num_tokens, "a position was computed beyond the tokens"
 

@@ -225,9 +225,11 @@ class Scheduler:
                 finish = Finish(FinishReason.ERROR, sequence.output_len, message=errors[row])
                 self._lifecycle.end(sequence, finish, now_us)
                 continue
-            num_drafts = 0 if drafts is None else max(0, int(issued.samples[row]) - 1)
-            if drafts and drafts[row]:
-                self.spec_stats.count(drafts[row], num_sampled - 1)
+            num_drafts = 0
+            if drafts is not None:
+                num_drafts = max(0, int(issued.samples[row]) - 1)
+                if drafts and drafts[row]:
+                    self.spec_stats.count(drafts[row], num_sampled - 1)
             self._commit(replica, sequence, count, num_drafts, token_ids[first:end], now_us)
         if self._lifecycle.suspects:
             self._lifecycle.suspects.clear(issued.sequences)

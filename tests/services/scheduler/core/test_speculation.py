@@ -152,6 +152,16 @@ def test_a_worker_with_a_smaller_budget_runs_fewer_sequences() -> None:
         rig.assert_as_alone(number)
 
 
+def test_a_row_of_a_worker_whose_budget_is_below_one_with_all_drafts_has_fewer() -> None:
+    limits = WorkerLimits(8, 3, num_speculative_tokens=5)
+    rig = Rig(Config(max_num_seqs=4, max_num_batched_tokens=64, num_speculative_tokens=5), FakeWorker(64, 4, limits))
+    rig.submit(1, numbers(3), max_tokens=20)
+    rig.step()
+    assert issue(rig).num_scheduled_tokens.tolist() == [3]
+    rig.finish_all(in_flight=2)
+    rig.assert_as_alone(1)
+
+
 def test_a_worker_that_makes_no_drafts_gets_no_room_for_any() -> None:
     rig = Rig(Config(max_num_seqs=4, max_num_batched_tokens=64, num_speculative_tokens=3))
     rig.submit(1, numbers(7), max_tokens=6)
