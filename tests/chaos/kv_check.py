@@ -1,6 +1,7 @@
 """Compares the KV that workers hold in cached blocks with a fresh prefill of the tokens which the store says the blocks stand for.
 
-A block adopted wrongly at a takeover gives wrong tokens only to whoever hits it later, so it is looked for here, not waited for.
+A block adopted wrongly at a takeover gives wrong tokens only to whoever hits it later, so it is looked for here, not waited for. What was
+swapped out, came back and was published is among them; when nothing runs, no host block is anybody's, and what lies there is only counted.
 """
 
 import asyncio
@@ -35,9 +36,11 @@ tokens or another position differ by about 1."""
 
 @dataclass(slots=True)
 class KVVerdict:
-    """`difference_max` is relative to the layer's largest magnitude, over all blocks that were compared."""
+    """`difference_max` is relative to the layer's largest magnitude, over all blocks that were compared. `host_blocks` were written by
+    swap outs in the workers' present boots."""
 
     blocks: int = 0
+    host_blocks: int = 0
     mismatches: int = 0
     difference_max: float = 0.0
     complaints: list[str] = field(default_factory=list)
@@ -103,9 +106,11 @@ def check_kv(cluster: Cluster, prefill: FreshPrefill) -> KVVerdict:
     for worker in cluster.workers:
         with grpc.insecure_channel(worker.address, options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
-            boot_id = stub.Describe(worker_pb2.DescribeRequest(), timeout=10).description.boot_id
-            cached = {block.block_id: block for block in stored.get(boot_id, [])}
+            description = stub.Describe(worker_pb2.DescribeRequest(), timeout=10).description
+            cached = {block.block_id: block for block in stored.get(description.boot_id, [])}
             held = _read_blocks(stub, sorted(cached))
+            host = _read_blocks(stub, list(range(description.geometry.num_host_blocks)), is_host=True)
+        verdict.host_blocks += sum(bool(kv.view(np.uint32).any()) for kv in host.values())
         compare(worker.name, cached, held, prefill, verdict)
     return verdict
 
@@ -139,10 +144,12 @@ async def _stored_blocks(url: str) -> dict[bytes, list[PublishedBlock]]:
     return {boot_id: list(blocks.values()) for (_, boot_id), blocks in stored.state.blocks.items()}
 
 
-def _read_blocks(stub: worker_pb2_grpc.WorkerServiceStub, block_ids: list[int]) -> dict[int, np.ndarray]:
+def _read_blocks(
+    stub: worker_pb2_grpc.WorkerServiceStub, block_ids: list[int], *, is_host: bool = False
+) -> dict[int, np.ndarray]:
     held: dict[int, np.ndarray] = {}
     for start in range(0, len(block_ids), BLOCKS_PER_CALL):
-        request = worker_pb2.ReadBlocksRequest(block_ids=block_ids[start : start + BLOCKS_PER_CALL])
+        request = worker_pb2.ReadBlocksRequest(block_ids=block_ids[start : start + BLOCKS_PER_CALL], is_host=is_host)
         for answer in stub.ReadBlocks(request, timeout=60):
             held[answer.block_id] = np.frombuffer(answer.kv, "<f4")
     return held

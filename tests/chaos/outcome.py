@@ -117,6 +117,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, object]:
         "recomputed": sum(outcome.aftermath.recomputed for outcome in outcomes),
         "near_ties": sum(outcome.verdict.near_ties for outcome in outcomes),
         "kv_blocks_compared": sum(outcome.kv.blocks for outcome in outcomes),
+        "kv_host_blocks_used": sum(outcome.kv.host_blocks for outcome in outcomes),
         "kv_mismatches": sum(outcome.kv.mismatches for outcome in outcomes),
         "kv_difference_max": max((outcome.kv.difference_max for outcome in outcomes), default=0.0),
         "pause_p99_s": round(max((outcome.pauses.p99_s for outcome in budgeted), default=0.0), 3),

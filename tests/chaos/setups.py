@@ -1,6 +1,6 @@
 """The clusters and loads that scenarios run on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.chaos.asks import Ask, make_asks
 
@@ -74,6 +74,17 @@ def tight(streams: int = 64) -> Setup:
     )
 
 
+def swapping(streams: int = 64) -> Setup:
+    """The tight pool again, with host memory for a third of what has to make room: some is swapped out and back, the rest computed again."""
+    return replace(
+        tight(streams),
+        name="swapping",
+        worker_options=("--swap-bytes", str(streams * 40 * 8)),
+        scheduler_options=("--preemption-mode", "swap", "--secure-zero"),
+        scenarios=("kill-leader", "kill-worker", "kill-leader-and-worker", "freeze-worker", "random-kills"),
+    )
+
+
 def cpu(streams: int = 16) -> Setup:
     """The real model, one thread per worker."""
     asks = tuple(make_asks(streams * 3 // 2, 16, 48, seed=13))
@@ -88,4 +99,4 @@ def cpu(streams: int = 16) -> Setup:
     )
 
 
-SETUPS = {"deterministic": deterministic, "tight": tight, "cpu": cpu}
+SETUPS = {"deterministic": deterministic, "tight": tight, "swapping": swapping, "cpu": cpu}
