@@ -448,6 +448,24 @@ def test_a_takeover_with_drafts_in_flight_goes_on_from_what_was_accepted() -> No
     assert rig.worker.computed_positions == 7 + 20 - 1, "a position is computed twice"
 
 
+@pytest.mark.parametrize("stop", range(1, 9))
+def test_a_stop_within_a_row_whose_output_was_lost_is_found_at_the_attach(stop: int) -> None:
+    """The worker knows of no stop: its slot has the tokens behind it, and those of the next row."""
+    rig = rig_of(3)
+    rig.submit(1, PROMPT, max_tokens=16, stop_token_ids=(REFERENCE[stop],))
+    rig.step()
+    for _ in range(2):
+        issue(rig)
+    for _ in range(2):
+        rig.execute()
+    assert len(rig.worker.report().slots[0].token_ids) == len(PROMPT) + 9
+    rig.attach()
+    rig.assert_as_alone(1)
+    assert rig.output(1) == REFERENCE[: 1 + REFERENCE.index(REFERENCE[stop])]
+    rig.finish_all()
+    assert rig.free_blocks == 16
+
+
 # -- tokens depend on nothing of it
 
 
