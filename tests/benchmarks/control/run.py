@@ -51,7 +51,7 @@ def measure(rounds: int) -> dict[str, float]:
         "add_ratio_100k_waiting": ratios.add,
         "abort_ratio_100k_waiting": ratios.abort,
         "priority_add_ratio_100k_waiting": ratios.priority_add,
-        "bytes_per_block": bytes_per_block(1 << 16),
+        "bytes_per_block": bytes_per_block(1 << 15),
         "bytes_per_token": bytes_per_token(),
     }
     return {name: float(f"{figure:.3g}") for name, figure in figures.items()}
