@@ -8,7 +8,7 @@ them wrong, are verified against that, so they change no token; those rejected l
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from random import Random
@@ -290,7 +290,9 @@ class FakeWorker:
         self.last_write_step[targets] = batch.step_id
         for swap in batch.swap_ins:
             self._swap_in(swap, batch)
-        self._check_targets(batch.zero_blocks)
+        filled = {block_id for swap in batch.swap_ins for block_id in swap.pairs[:, 1].tolist()} | set(targets.tolist())
+        assert not filled & set(batch.zero_blocks.tolist()), "what was copied is zeroed"
+        self._check_targets(batch.zero_blocks, {swap.slot for swap in batch.swap_ins})
         self.kv[batch.zero_blocks] = -1
         self.last_write_step[batch.zero_blocks] = batch.step_id
 
@@ -325,12 +327,13 @@ class FakeWorker:
         assert swap.block_table.dtype == np.int32 and swap.pairs.dtype == np.int32 and swap.pairs.shape[1:] == (2,)
         return slot
 
-    def _check_targets(self, block_ids: np.ndarray) -> None:
-        """Blocks about to be overwritten: none comes twice, and none is in a table."""
-        targets = set(block_ids.tolist())
+    def _check_targets(self, block_ids: np.ndarray, new: Container[int] = ()) -> None:
+        """Blocks about to be overwritten: none comes twice, and none is computed in a table, nor in one at all but those of `new` slots."""
+        targets, size = set(block_ids.tolist()), self.geometry.block_size
         assert len(targets) == len(block_ids), "a block is written twice"
-        for slot in self.slots.values():
-            assert slot.is_swapped or not targets & set(slot.block_table), f"a block of {slot.request_id.hex()} is overwritten"
+        for number, slot in self.slots.items():
+            table = slot.block_table[: -(-slot.computed_len // size)] if number in new else slot.block_table
+            assert slot.is_swapped or not targets & set(table), f"a block of {slot.request_id.hex()} is overwritten"
 
     def _drop(self, drop: SlotDrop, step_id: int) -> None:
         held = self.slots.get(drop.slot)
