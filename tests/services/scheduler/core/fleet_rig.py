@@ -37,7 +37,8 @@ class FleetRig:
             self.join(f"worker:{number}", num_blocks)
 
     def join(self, name: str, num_blocks: int = 40) -> FakeWorker:
-        worker = self.workers[name] = FakeWorker(num_blocks, 4, LIMITS)
+        limits = replace(LIMITS, num_speculative_tokens=self.config.num_speculative_tokens)
+        worker = self.workers[name] = FakeWorker(num_blocks, 4, limits)
         worker.boots = 100 * len(self.workers)  # boot ids differ between workers
         worker.restart()
         self.attach(name)

@@ -19,12 +19,13 @@ PREFIXES = ([], [10, 11, 12, 13], [10, 11, 12, 13, 14, 15, 16, 17], [20, 21, 22,
 
 
 class FleetLife:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, **given: object) -> None:
         self.random = random.Random(seed)
         choice = self.random.choice(WORKER_CHOICES)
         budget = self.random.choice((16, 24, 64))
         num_workers, num_blocks = self.random.randint(1, 3), self.random.choice((16, 30))
-        self.rig = FleetRig(num_workers, num_blocks, max_num_seqs=8, max_num_batched_tokens=budget, worker_choice=choice)
+        drawn = {"max_num_seqs": 8, "max_num_batched_tokens": budget, "worker_choice": choice}
+        self.rig = FleetRig(num_workers, num_blocks, **drawn | given)
         self.number = 0
         self.num_joined = 0
         self.away: set[str] = set()
@@ -154,5 +155,12 @@ class FleetLife:
 @pytest.mark.parametrize("seed", range(24))
 def test_a_life(seed: int) -> None:
     life = FleetLife(seed)
+    life.run(60)
+    life.end()
+
+
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_a_life_with_drafts(seed: int) -> None:
+    life = FleetLife(seed, max_num_seqs=4, num_speculative_tokens=1 + seed % 3)
     life.run(60)
     life.end()
