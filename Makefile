@@ -109,6 +109,13 @@ bench-control: setup ## Measure what the scheduler costs, against its budgets an
 soak-blocks: setup ## Move a million blocks about at random and check after each (minutes; seeds on stderr; ARGS='--first-seed N --lives 1')
 	@$(BIN)/python tests/kv_manager/soak_block_pool.py $(ARGS)
 
+.PHONY: soak-scheduler
+soak-scheduler: setup ## Call the scheduler a million times at random and check after each (half an hour; seeds on stderr; ARGS=--help)
+	@$(BIN)/python tests/services/scheduler/core/soak_scheduler.py $(ARGS)
+
+.PHONY: soak
+soak: soak-blocks soak-scheduler ## Both, one after the other
+
 .PHONY: clean
 clean: ## Delete what running and testing left in this folder (VENV and data/ stay)
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build

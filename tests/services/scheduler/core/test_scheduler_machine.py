@@ -124,6 +124,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             own_room = (own["max_model_length"] or 64) - 1
             assert len(prompt) > min(self.rig.pool_tokens, own_room, budget), result
 
+    @rule(count=st.integers(2, 4), own=own_fields, turns=st.integers(1, 12))
+    def crowd(self, count: int, own: dict[str, Any], turns: int) -> None:
+        """Requests that soon outgrow most pools together, and some undisturbed turns."""
+        for seed in range(count):
+            prompt = [30 + (self.number + seed) % 4, 31, 32]
+            self.submit_one(prompt, SamplingParams(seed, max_tokens=16, ignore_eos=True), own)
+        self.run(turns, 2)
+
     @precondition(lambda self: list(self.rig.scheduler.requests()))
     @rule(data=st.data(), sampling=samplings, count=st.integers(1, 2), own=own_fields)
     def fork(self, data: st.DataObject, sampling: SamplingParams, count: int, own: dict[str, Any]) -> None:
