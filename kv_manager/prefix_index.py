@@ -69,11 +69,14 @@ class HashPrefixIndex:
 
     def longest_match(self, digests: Sequence[int], token_ids: npt.NDArray[np.int32], root: int | None = None) -> list[int]:
         """See `PrefixIndex`."""
-        links, steps = self._blocks.links, self._blocks.steps
+        links, steps, held_digests = self._blocks.links, self._blocks.steps, self._blocks.digests
+        heads, following, mask = self._heads, self._following, self._mask
         block_ids: list[int] = []
         link, has_parent = _link_of(root)
         for digest in digests:
-            block_id = self._find(digest)
+            block_id = heads[digest & mask]  # as `_find`: the call would cost as much as the look-up
+            while block_id >= 0 and held_digests[block_id] != digest:
+                block_id = following[block_id]
             if block_id < 0 or links[block_id] != link or steps[block_id] & 1 != has_parent:
                 break
             block_ids.append(block_id)
@@ -96,10 +99,13 @@ class HashPrefixIndex:
     ) -> int:
         """See `PrefixIndex`."""
         blocks = self._blocks
-        # All rows at once; one alone (a decode that fills its block) is cheaper by its number than through a list.
-        blocks.token_ids[block_ids if len(block_ids) > 1 else block_ids[0]] = token_ids
-        if len(block_ids) >= BULK_BLOCKS and self._insert_new(parent, block_ids, digests, step):
-            return len(block_ids)
+        if len(block_ids) >= BULK_BLOCKS:
+            index = np.array(block_ids, np.int64)
+            blocks.token_ids[index] = token_ids
+            if self._insert_new(parent, index, np.array(digests, np.uint64), step):
+                return len(block_ids)
+        else:  # one alone (a decode that fills its block) is cheaper by its number than through a list
+            blocks.token_ids[block_ids if len(block_ids) > 1 else block_ids[0]] = token_ids
         is_published, held_digests, links, steps = blocks.is_published, blocks.digests, blocks.links, blocks.steps
         link, has_parent = _link_of(parent)
         for count, (block_id, digest) in enumerate(zip(block_ids, digests, strict=True)):
@@ -115,11 +121,11 @@ class HashPrefixIndex:
             link, has_parent = digest, 1
         return len(block_ids)
 
-    def _insert_new(self, parent: int | None, block_ids: list[int], digests: Sequence[int], step: int) -> bool:
+    def _insert_new(self, parent: int | None, index: npt.NDArray[np.int64], column: npt.NDArray[np.uint64], step: int) -> bool:
         """Publish blocks of which none is published, under digests of which none is known; False, and nothing, for all others. Costs half as
         much a block: for the tables of a takeover and long prompts."""
-        blocks, index, column = self._blocks, np.array(block_ids, np.int64), np.array(digests, np.uint64)
-        if blocks.is_published_view[index].any() or len(set(digests)) < len(digests):
+        blocks = self._blocks
+        if blocks.is_published_view[index].any() or len(set(column.tolist())) < len(column):
             return False
         heads = (column & np.uint64(self._mask)).view(np.int64)
         before = held = self._heads_view[heads]
@@ -129,12 +135,12 @@ class HashPrefixIndex:
             held = np.where(is_held, self._following_view[held], _NONE)
         link, has_parent = _link_of(parent)
         blocks.digests_view[index], blocks.is_published_view[index] = column, True
-        blocks.links_view[index[1:]], blocks.links[block_ids[0]] = column[:-1], link
-        blocks.steps_view[index[1:]], blocks.steps[block_ids[0]] = 2 * step + 1, 2 * step + has_parent
+        blocks.links_view[index[1:]], blocks.steps_view[index] = column[:-1], 2 * step + 1
+        blocks.links[index[0]], blocks.steps[index[0]] = link, 2 * step + has_parent
         self._following_view[index], self._heads_view[heads] = before, index
         # Of several with one head numpy keeps the last: the others go before it.
         for row in np.flatnonzero(self._heads_view[heads] != index).tolist():
-            self._chain(block_ids[row], _NONE)
+            self._chain(int(index[row]), _NONE)
         return True
 
     def _find(self, digest: int) -> int:
