@@ -81,8 +81,8 @@ class KVPool:
 
     def copy_blocks(self, pairs: np.ndarray) -> None:
         """Copy whole blocks: `pairs` int32 `[C, 2]` (source, target), no target a source."""
-        sources, targets = torch.from_numpy(pairs.T.astype(np.int64)).to(self.device)
-        self._data.index_copy_(2, targets, self._data.index_select(2, sources))
+        for source, target in pairs.tolist():
+            self.raw_block(target).copy_(self.raw_block(source))
 
     def zero_blocks(self, block_ids: np.ndarray) -> None:
         """Clear whole blocks, int32 `[Z]`."""
