@@ -72,7 +72,7 @@ class HashPrefixIndex:
         links, steps, held_digests = self._blocks.links, self._blocks.steps, self._blocks.digests
         heads, following, mask = self._heads, self._following, self._mask
         block_ids: list[int] = []
-        link, has_parent = _link_of(root)
+        link, has_parent = link_of(root)
         for digest in digests:
             block_id = heads[digest & mask]  # as `_find`: the call would cost as much as the look-up
             while block_id >= 0 and held_digests[block_id] != digest:
@@ -107,7 +107,7 @@ class HashPrefixIndex:
         else:  # one alone (a decode that fills its block) is cheaper by its number than through a list
             blocks.token_ids[block_ids if len(block_ids) > 1 else block_ids[0]] = token_ids
         is_published, held_digests, links, steps = blocks.is_published, blocks.digests, blocks.links, blocks.steps
-        link, has_parent = _link_of(parent)
+        link, has_parent = link_of(parent)
         for count, (block_id, digest) in enumerate(zip(block_ids, digests, strict=True)):
             if is_published[block_id]:
                 assert held_digests[block_id] == digest, f"block {block_id} is published with other content"
@@ -124,16 +124,14 @@ class HashPrefixIndex:
     def _insert_new(self, parent: int | None, index: npt.NDArray[np.int64], column: npt.NDArray[np.uint64], step: int) -> bool:
         """Publish blocks of which none is published, under digests of which none is known; False, and nothing, for all others. Costs half as
         much a block: for the tables of a takeover and long prompts."""
-        blocks = self._blocks
-        if blocks.is_published_view[index].any() or len(set(column.tolist())) < len(column):
+        blocks, digests = self._blocks, column.tolist()
+        if blocks.is_published_view[index].any() or len(set(digests)) < len(digests):
+            return False
+        if any(self._find(digest) >= 0 for digest in digests):
             return False
         heads = (column & np.uint64(self._mask)).view(np.int64)
-        before = held = self._heads_view[heads]
-        while (is_held := held >= 0).any():
-            if (is_held & (blocks.digests_view[held] == column)).any():
-                return False
-            held = np.where(is_held, self._following_view[held], _NONE)
-        link, has_parent = _link_of(parent)
+        before = self._heads_view[heads]
+        link, has_parent = link_of(parent)
         blocks.digests_view[index], blocks.is_published_view[index] = column, True
         blocks.links_view[index[1:]], blocks.steps_view[index] = column[:-1], 2 * step + 1
         blocks.links[index[0]], blocks.steps[index[0]] = link, 2 * step + has_parent
@@ -204,7 +202,7 @@ class HashPrefixIndex:
 _NONE = -1
 
 
-def _link_of(parent: int | None) -> tuple[int, int]:
+def link_of(parent: int | None) -> tuple[int, int]:
     """The link before a block, and whether it is that of a block: of a digest, or of a namespace's root."""
     if parent is None:
         return 0, 0
