@@ -11,7 +11,7 @@ from typing import Any
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.identity import NO_EPOCH, Epoch
 from tessera.values.model import WorkerLimits
-from tests.services.scheduler.core.fake_worker import MODEL, FakeWorker, prefix_digests
+from tests.services.scheduler.core.fake_worker import MODEL, FakeWorker
 from tests.simulation.oracle import Oracle
 from tests.simulation.world import Actor, End, World
 
@@ -28,11 +28,10 @@ class Machine(FakeWorker):
         self._oracle = oracle
         oracle.watches(name, self)
 
-    def _compute(self, slot: Any, context_len: int, count: int, step_id: int) -> list[int]:
-        digests = prefix_digests(slot.token_ids, slot.digests)
-        for position in range(context_len - count, context_len):
-            self._oracle.computes(self.name, slot.request_id, position, digests[position], self.kv)
-        return super()._compute(slot, context_len, count, step_id)
+    def _write(self, slot: Any, start: int, digests: list[int], step_id: int) -> None:
+        for position, digest in enumerate(digests, start):
+            self._oracle.computes(self.name, slot.request_id, position, digest, self.kv)
+        super()._write(slot, start, digests, step_id)
 
     def _enter(self, entry: Any) -> None:
         known = [*self.slots.values(), *self.dropped]
