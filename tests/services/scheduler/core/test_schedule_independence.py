@@ -103,6 +103,10 @@ def run(arrivals: list[Arrival], house: House) -> dict[bytes, tuple[tuple[int, .
         rig.step(house.in_flight)
     rig.finish_all(house.in_flight, steps_max=2000)
     assert rig.free_blocks == house.num_blocks
+    budget, num_seqs = house.config.max_num_batched_tokens, house.config.max_num_seqs
+    assert all(batch.total_tokens <= budget and batch.num_rows <= num_seqs for batch in rig.batches), "a step beyond its limits"
+    is_all_one = [not batch.num_decodes or batch.num_decodes == batch.num_rows for batch in rig.batches]
+    assert house.config.policy == "mixed" or all(is_all_one), "decodes and prefills in one step"
     ended = [rig.scheduler.request(arrival.request.request_id) for arrival in arrivals]
     return {sequence.request_id: (sequence.output_token_ids(), sequence.finish) for sequence in ended if sequence is not None}
 
