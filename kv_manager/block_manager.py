@@ -1,6 +1,6 @@
 """The block manager: who holds which KV block, which blocks can be shared, and which are free."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,8 +15,12 @@ from kv_manager.host_pool import HostPool, HostPoolExhausted
 from kv_manager.integrity import check_pool
 from kv_manager.prefix_cache import BlockChanges, PrefixCache
 from kv_manager.prefix_cache_stats import PrefixCacheStats
+from kv_manager.prefix_index import HashPrefixIndex, PrefixIndex
 from kv_manager.published_block import PublishedBlock
 from kv_manager.published_blocks import PublishedBlocks
+from kv_manager.radix_index import RadixPrefixIndex
+
+PREFIX_INDEXES: dict[str, Callable[[Blocks], PrefixIndex]] = {"hash": HashPrefixIndex, "radix": RadixPrefixIndex}
 
 BlockPairs: TypeAlias = list[tuple[int, int]]
 """(source, target) of blocks that the batch is to copy whole, in the order of the table. No target is named twice."""
@@ -52,6 +56,7 @@ class BlockManager:
     `namespace` separates chains whose KV must never be shared (weights, KV format, ...); a table's own does so within the pool. Of
     `num_host_blocks` host blocks each is free or in the one table that is swapped out to it.
 
+    `prefix_index` is one of `PREFIX_INDEXES`; both find the same hits.
     `secure_zero`: a block whose last holder was of another namespace, or is unknown, is named to be zeroed when it is handed out.
     """
 
@@ -63,6 +68,7 @@ class BlockManager:
         enable_prefix_caching: bool = True,
         num_host_blocks: int = 0,
         secure_zero: bool = False,
+        prefix_index: str = "hash",
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -70,7 +76,7 @@ class BlockManager:
         self._blocks = Blocks(num_blocks, block_size)
         self._free = FreeList(num_blocks)
         self._host = HostPool(num_host_blocks)
-        self._cache = PrefixCache(self._blocks, namespace, enable_prefix_caching)
+        self._cache = PrefixCache(self._blocks, namespace, enable_prefix_caching, PREFIX_INDEXES[prefix_index])
         self._pool_version = 0
         self._copied_from: list[BlockTable] = []  # held until the batch that copies from them is sealed
         self._tenants = BlockTenants(num_blocks) if secure_zero else None

@@ -1,7 +1,7 @@
 """The prefix cache: which blocks hold the KV of which prefix, and what of that the journal has still to learn."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,13 +49,20 @@ class PrefixCache:
     It writes the content columns of `blocks`, through the index.
     """
 
-    __slots__ = ("_blocks", "_changed", "_index", "_latest", "_namespace", "_root", "generation", "is_enabled")
+    __slots__ = ("_blocks", "_changed", "_index", "_latest", "_namespace", "_new_index", "_root", "generation", "is_enabled")
 
-    def __init__(self, blocks: Blocks, namespace: bytes, is_enabled: bool) -> None:
+    def __init__(
+        self,
+        blocks: Blocks,
+        namespace: bytes,
+        is_enabled: bool,
+        new_index: Callable[[Blocks], PrefixIndex] = HashPrefixIndex,
+    ) -> None:
         self.is_enabled = is_enabled
         self.generation = 0
         self._blocks = blocks
-        self._index: PrefixIndex = HashPrefixIndex(blocks)
+        self._new_index = new_index
+        self._index = new_index(blocks)
         self._namespace, self._root = namespace, namespace_root(namespace)
         self._changed: set[int] = set()
         self._latest: _Chain | None = None  # the one hashed last from its first block on
@@ -109,7 +116,7 @@ class PrefixCache:
         published = self._blocks.published_ids().tolist()
         self._blocks.is_published_view[:] = False
         self._changed.update(published)
-        self._index = HashPrefixIndex(self._blocks)
+        self._index = self._new_index(self._blocks)
         self.generation += 1
         return len(published)
 

@@ -27,6 +27,7 @@ def run_life(seed: int) -> str:
         "secure_zero": rng.random() < 0.3,
         "enable_prefix_caching": rng.random() < 0.9,
         "digests_collide": rng.random() < 0.1,
+        "prefix_index": rng.choice(("hash", "hash", "radix")),
     }
     real_chain = prefix_cache.chain_digests
     if drawn["digests_collide"]:
