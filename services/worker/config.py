@@ -20,9 +20,9 @@ class WorkerConfig:
     swap_bytes: int = 0  # host memory for the KV of sequences that are swapped out; 0: nothing is
     block_size: int = 16  # tokens per block: 1 or a multiple of 16
     max_num_seqs: int = 256  # rows of one batch
-    max_num_batched_tokens: int = (
-        512  # positions of one batch: a CPU computes several hundred in a second, and decodes wait for all
-    )
+    # Positions of one batch. A CPU computes some hundreds in a second, and a takeover, an abort and a new prompt wait for a started batch;
+    # decodes as well, unless the scheduler has an `itl_target_ms`.
+    max_num_batched_tokens: int = 512
     max_model_len: int | None = None  # tokens, prompt and output; None: what the model was trained for
     threads: int | None = None  # torch threads; None: one per core this process may use
     heartbeat_ms: int = 500
