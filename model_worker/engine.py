@@ -62,7 +62,7 @@ class Engine:
         self._host = HostPool(kv, description.geometry.num_host_blocks)
         self._sampler = Sampler(description.model.eos_token_ids)
         num_slots = SLOTS_PER_SEQUENCE * description.limits.max_num_seqs
-        self._slots = SlotTable(num_slots, description.model.max_model_len, description.geometry.block_size)
+        self._slots = SlotTable(num_slots, description.model.max_model_len, description.geometry)
         self._last_write_step = np.zeros(description.geometry.num_blocks, dtype=np.int64)
 
     def execute(self, batch: ScheduledBatch) -> ScheduledBatchOutput:

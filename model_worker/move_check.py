@@ -20,37 +20,30 @@ class MoveCheck:
         self._slots = slots
         self._geometry = geometry
         self._swapped_here: set[int] = set()
+        # By block: how many tables name it by now, what this batch moves there counted as one more.
+        self._users, self._host_users = slots.users.copy(), slots.host_users.copy()
+        for slot in np.flatnonzero(slots.held & ~columns.held).tolist():
+            np.subtract.at(self._host_users if slots.swapped[slot] else self._users, slots.table(slot), 1)
 
     def problem(self) -> str:
         """The first thing wrong; empty when nothing is."""
-        host_taken = self._taken(self._columns.held & self._columns.swapped, self._geometry.num_host_blocks)
         for swap in self._batch.swap_outs:
-            if problem := self._swap_problem(swap, is_in=False) or self._swap_out_problem(swap, host_taken):
+            if problem := self._swap_problem(swap, is_in=False) or self._swap_out_problem(swap):
                 return f"swap out of slot {swap.slot}: {problem}"
-            host_taken[swap.block_table] = True
+            np.subtract.at(self._users, self._slots.table(swap.slot), 1)
+            self._host_users[swap.block_table] += 1
             self._columns.swapped[swap.slot] = True
-            self._columns.table_lens[swap.slot] = len(swap.block_table)
-        taken = self._taken(self._columns.held & ~self._columns.swapped, self._geometry.num_blocks)
-        if problem := self._copies_problem(taken):
+        if problem := self._copies_problem():
             return f"copies: {problem}"
         for swap in self._batch.swap_ins:
-            if problem := self._swap_problem(swap, is_in=True) or self._swap_in_problem(swap, taken):
+            if problem := self._swap_problem(swap, is_in=True) or self._swap_in_problem(swap):
                 return f"swap in of slot {swap.slot}: {problem}"
-            taken[swap.block_table[: self._num_computed(swap.slot)]] = True
+            self._users[swap.block_table[: self._num_computed(swap.slot)]] += 1
             self._columns.swapped[swap.slot] = False
             self._columns.table_lens[swap.slot] = len(swap.block_table)
-        if problem := self._zero_problem(taken):
+        if problem := self._zero_problem():
             return f"zero_blocks: {problem}"
         return ""
-
-    def _taken(self, slots: np.ndarray, num_blocks: int) -> np.ndarray:
-        """Which blocks are in the tables of `slots` (bool `[num_slots]`); bool `[num_blocks]`."""
-        owners = np.flatnonzero(slots)
-        lens = self._columns.table_lens[owners]
-        width = int(lens.max(initial=0))
-        taken = np.zeros(num_blocks, dtype=np.bool_)
-        taken[self._slots.block_tables[owners, :width][np.arange(width) < lens[:, None]]] = True
-        return taken
 
     def _num_computed(self, slot: int) -> int:
         """Blocks that hold computed positions of a slot."""
@@ -77,9 +70,9 @@ class MoveCheck:
             return f"{len(table)} blocks, a sequence has at most {self._slots.block_tables.shape[1]}"
         return ""
 
-    def _swap_out_problem(self, swap: SlotSwap, host_taken: np.ndarray) -> str:
+    def _swap_out_problem(self, swap: SlotSwap) -> str:
         table, count = swap.block_table, len(swap.block_table)
-        if (taken := host_taken[table]).any():
+        if (taken := self._host_users[table] > 0).any():
             return f"host block {table[taken][0]} is another slot's"
         if count > self._columns.table_lens[swap.slot]:
             return f"{count} blocks, it has {self._columns.table_lens[swap.slot]}"
@@ -87,36 +80,40 @@ class MoveCheck:
             return f"its pairs are not the {count} first blocks of its table and those of the new one, in order"
         return ""
 
-    def _swap_in_problem(self, swap: SlotSwap, taken: np.ndarray) -> str:
+    def _swap_in_problem(self, swap: SlotSwap) -> str:
         sources, targets = swap.pairs.T
-        host_table = self._slots.block_tables[swap.slot, : self._columns.table_lens[swap.slot]]
+        host_table = self._slots.table(swap.slot)
         places = np.flatnonzero(np.isin(host_table, sources))
         if not (np.array_equal(host_table[places], sources) and np.array_equal(swap.block_table[places], targets)):
             return "its pairs are not places of its table and of the new one, in order"
-        if taken[targets].any():
-            return f"block {targets[taken[targets]][0]} is in use"
+        if problem := self._use_problem(targets):
+            return problem
         if (copied := np.isin(targets, self._batch.copies[:, 0])).any():
             return f"block {targets[copied][0]} is copied by this batch, before it is swapped in"
         return ""
 
-    def _copies_problem(self, taken: np.ndarray) -> str:
-        """What is wrong with the copies; marks their targets as taken."""
+    def _copies_problem(self) -> str:
+        """What is wrong with the copies; marks their targets as used."""
         sources, targets = self._batch.copies.T
-        if problem := _ids_problem(targets, len(taken)) or _ids_problem(np.unique(sources), len(taken)):
+        num_blocks = self._geometry.num_blocks
+        if problem := _ids_problem(targets, num_blocks) or _ids_problem(np.unique(sources), num_blocks):
             return problem
         if (both := np.isin(targets, sources)).any():
             return f"block {targets[both][0]} is a source and a target"
-        if taken[targets].any():
-            return f"block {targets[taken[targets]][0]} is in use"
-        taken[targets] = True
+        if problem := self._use_problem(targets):
+            return problem
+        self._users[targets] += 1
         return ""
 
-    def _zero_problem(self, taken: np.ndarray) -> str:
+    def _use_problem(self, block_ids: np.ndarray) -> str:
+        """Blocks that are about to be written must be nobody's."""
+        used = self._users[block_ids] > 0
+        return f"block {block_ids[used][0]} is in use" if used.any() else ""
+
+    def _zero_problem(self) -> str:
         zeroed = self._batch.zero_blocks
-        if problem := _ids_problem(zeroed, len(taken)):
+        if problem := _ids_problem(zeroed, self._geometry.num_blocks) or self._use_problem(zeroed):
             return problem
-        if taken[zeroed].any():
-            return f"block {zeroed[taken[zeroed]][0]} is in use"
         if len(zeroed):
             for entry in self._batch.entries:
                 num_cached = -(-entry.num_cached_tokens // self._geometry.block_size)

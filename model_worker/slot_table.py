@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tessera.values.batch import SlotDrop, SlotEntry
+from tessera.values.model import KVGeometry
 from tessera.values.report import DroppedSlot, SlotReport
 from tessera.values.sampling import SamplingParams
 
@@ -18,12 +19,13 @@ class SlotTable:
 
     Columns are indexed by slot, int64 unless said: `held` (bool), `swapped` (bool: the table names blocks of the host pool), `attempts`,
     `prompt_lens`, `num_ids` (token ids known: prompt and outputs), `computed_lens` (positions with valid KV), `table_lens` (blocks owned),
-    `token_ids` int32 `[num_slots, max_model_len + 1]`, `block_tables` int32 `[num_slots, blocks_max]`. `failures` says why a slot has ended for good: it takes part in no step until it is
+    `token_ids` int32 `[num_slots, max_model_len + 1]`, `block_tables` int32 `[num_slots, blocks_max]`. By block: `users` int32 (tables
+    that name a block of the pool), `host_users` (the same of the host pool). `failures` says why a slot has ended for good: it takes part in no step until it is
     dropped. Readers do not write to the columns.
     """
 
-    def __init__(self, num_slots: int, max_model_len: int, block_size: int) -> None:
-        blocks_max = -(-(max_model_len + 1) // block_size)
+    def __init__(self, num_slots: int, max_model_len: int, geometry: KVGeometry) -> None:
+        blocks_max = -(-(max_model_len + 1) // geometry.block_size)
         self.num_slots = num_slots
         self.held = np.zeros(num_slots, dtype=np.bool_)
         self.swapped = np.zeros(num_slots, dtype=np.bool_)
@@ -35,6 +37,8 @@ class SlotTable:
         # Reserved, not resident, until written.
         self.token_ids = np.zeros((num_slots, max_model_len + 1), dtype=np.int32)
         self.block_tables = np.zeros((num_slots, blocks_max), dtype=np.int32)
+        self.users = np.zeros(geometry.num_blocks, dtype=np.int32)
+        self.host_users = np.zeros(geometry.num_host_blocks, dtype=np.int32)
         self.sampling: dict[int, SamplingParams] = {}
         self.failures: dict[int, str] = {}
         self._request_ids: dict[int, bytes] = {}
@@ -45,6 +49,10 @@ class SlotTable:
         """Whether `slot` is held by this attempt of this request."""
         return self._request_ids.get(slot) == request_id and int(self.attempts[slot]) == attempt
 
+    def table(self, slot: int) -> np.ndarray:
+        """The blocks of a slot, a view int32 `[table_len]`."""
+        return self.block_tables[slot, : self.table_lens[slot]]
+
     def forget_dropped(self, durable_step: int) -> None:
         """Let go of the slots dropped in steps up to `durable_step`."""
         while self._dropped and self._dropped[0].drop_step <= durable_step:
@@ -54,6 +62,7 @@ class SlotTable:
         """Give up a slot in `step_id`; nothing happens unless it is still held by the attempt that the drop names."""
         if not self.holds(drop.slot, drop.request_id, drop.attempt):
             return
+        self._use(drop.slot, -1)
         if self.swapped[drop.slot]:  # its KV is gone with the host blocks, which nobody watches
             self.table_lens[drop.slot] = self.computed_lens[drop.slot] = 0
         report = self._report(drop.slot)
@@ -86,15 +95,18 @@ class SlotTable:
         self.table_lens[slot] = len(entry.block_table)
         self.token_ids[slot, : len(entry.token_ids)] = entry.token_ids
         self.block_tables[slot, : len(entry.block_table)] = entry.block_table
+        self._use(slot, 1)
         self._request_ids[slot] = entry.request_id
         self._cache_salts[slot] = entry.cache_salt
         self.sampling[slot] = entry.sampling
 
     def swap(self, slot: int, block_table: np.ndarray, *, is_out: bool) -> None:
         """Give a slot the table of its blocks in the other pool, int32 `[N]`."""
+        self._use(slot, -1)
         self.swapped[slot] = is_out
         self.table_lens[slot] = len(block_table)
         self.block_tables[slot, : len(block_table)] = block_table
+        self._use(slot, 1)
 
     def append_blocks(self, slots: np.ndarray, counts: np.ndarray, block_ids: np.ndarray) -> None:
         """Append `counts[i]` of `block_ids`, in order, to the table of `slots[i]`; a slot comes at most once."""
@@ -104,6 +116,7 @@ class SlotTable:
         offsets = np.arange(len(block_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
         self.block_tables[rows, self.table_lens[rows] + offsets] = block_ids
         self.table_lens[slots] += counts
+        self.users[block_ids] += 1
 
     def append_tokens(self, slots: np.ndarray, token_ids: np.ndarray) -> None:
         """Append one sampled token to each of `slots`."""
@@ -118,6 +131,10 @@ class SlotTable:
         """The dropped slots not yet forgotten, oldest first."""
         return iter(self._dropped)
 
+    def _use(self, slot: int, change: int) -> None:
+        """Count the blocks of a slot's table as used once more, or once less."""
+        np.add.at(self.host_users if self.swapped[slot] else self.users, self.table(slot), change)
+
     def _report(self, slot: int) -> SlotReport:
         return SlotReport(
             slot=slot,
@@ -125,7 +142,7 @@ class SlotTable:
             attempt=int(self.attempts[slot]),
             prompt_len=int(self.prompt_lens[slot]),
             token_ids=self.token_ids[slot, : self.num_ids[slot]].copy(),
-            block_table=self.block_tables[slot, : self.table_lens[slot]].copy(),
+            block_table=self.table(slot).copy(),
             computed_len=int(self.computed_lens[slot]),
             is_swapped=bool(self.swapped[slot]),
             cache_salt=self._cache_salts[slot],

@@ -301,6 +301,9 @@ class EngineMachine(RuleBasedStateMachine):
         ]
         assert shown == expected
         assert all(np.array_equal(s.block_table, self.live[s.slot].table) for s in report.slots)
+        slots = self.driver.engine._slots
+        assert slots.users.tolist() == self.refs
+        assert set(np.flatnonzero(slots.host_users)) == self.host_used and slots.host_users.max() <= 1
         assert all(s.is_swapped == self.live[s.slot].is_swapped for s in report.slots)
         dropped = [
             (s.request_id, s.attempt, s.token_ids.tolist(), s.block_table.tolist(), s.computed_len, s.drop_step)
