@@ -2,7 +2,8 @@
 
 The KV of a position is a 64-bit number made from the tokens up to it, added to the number that the pool holds for the position
 before. The next token is a hash over the numbers of the whole context, read through the block table. So a wrong block, a stale one,
-one shared by mistake or overwritten too early gives another token, and hundreds of streams cost next to no compute.
+one shared by mistake or overwritten too early, a swap's missing or exchanged pair, a fork without its copy gives another token, and
+hundreds of streams cost next to no compute. It cannot show what nobody reads: a block that should have been zeroed, say.
 """
 
 from collections.abc import Sequence
