@@ -6,7 +6,14 @@ import click
 
 from services.cli.config_options import Text, build_config, config_options
 from services.scheduler.config import SchedulerConfig
-from tessera.values.config import POLICIES, PREEMPTION_MODES, PREEMPTION_POLICIES, QUEUE_ORDERS, WORKER_CHOICES
+from tessera.values.config import (
+    POLICIES,
+    PREEMPTION_MODES,
+    PREEMPTION_POLICIES,
+    PREFIX_INDEXES,
+    QUEUE_ORDERS,
+    WORKER_CHOICES,
+)
 
 _TEXTS: dict[str, Text | None] = {
     "workers": Text(
@@ -25,6 +32,10 @@ _TEXTS: dict[str, Text | None] = {
     "max_num_seqs": Text("Most sequences in one batch, 1 or more.", "COUNT"),
     "max_num_batched_tokens": Text("Most token positions computed in one step, at least max-num-seqs.", "TOKENS"),
     "enable_prefix_caching": Text("Reuse the KV cache of prompts with a common beginning.", name="--prefix-caching"),
+    "prefix_index": Text(
+        "How cached prefixes are found: by a chain of digests, or by a tree of their tokens, which takes more memory. Both find the same.",
+        choices=PREFIX_INDEXES,
+    ),
     "secure_zero": Text("Zero a block of the KV cache before a request of another cache salt gets it."),
     "enable_chunked_prefill": Text("Compute a long prompt in pieces, beside the decodes.", name="--chunked-prefill"),
     "long_prefill_token_threshold": Text("Most tokens of one prompt in one step, with chunked prefill; 0 is no cap.", "TOKENS"),

@@ -10,6 +10,9 @@ WORKER_CHOICES = ("prefix_aware", "least_requests", "least_tokens", "round_robin
 POLICIES = ("mixed", "prefill_first")
 """What a step computes: the next token of every running request and prefills beside them, or (ATOM) prefills alone as long as there are any."""
 
+PREFIX_INDEXES = ("hash", "radix")
+"""How cached prefixes are found: by a chain of digests, or by a tree of their tokens. Both find the same."""
+
 QUEUE_ORDERS = ("fcfs", "priority")
 """Who goes first of those that wait: the first to come, or the lowest priority number and of these the first to come."""
 
@@ -47,6 +50,7 @@ class Config:
     max_num_seqs: int = 512  # sequences in one batch
     max_num_batched_tokens: int = 16384  # positions computed in one step
     enable_prefix_caching: bool = True
+    prefix_index: str = "hash"  # how cached prefixes are found, one of PREFIX_INDEXES
     secure_zero: bool = False  # a block is zeroed before a request of another cache salt gets it
     enable_chunked_prefill: bool = True  # off: a prompt is computed whole, in one step
     long_prefill_token_threshold: int = 0  # most tokens of one prompt per step, where prompts are chunked; 0 is no cap
@@ -85,6 +89,7 @@ class Config:
         choices = {
             "worker_choice": WORKER_CHOICES,
             "policy": POLICIES,
+            "prefix_index": PREFIX_INDEXES,
             "queue_order": QUEUE_ORDERS,
             "preemption_mode": PREEMPTION_MODES,
             "preemption_policy": PREEMPTION_POLICIES,

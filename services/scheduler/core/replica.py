@@ -56,6 +56,7 @@ class Replica:
             config.enable_prefix_caching,
             geometry.num_host_blocks,
             config.secure_zero,
+            config.prefix_index,
         )
         self.tokens_max = min(config.max_num_batched_tokens, limits.max_num_batched_tokens)
         self.num_speculative_tokens = min(config.num_speculative_tokens, limits.num_speculative_tokens)

@@ -8,7 +8,7 @@ from scheduler_rig import WORKER, Rig
 
 from kv_manager.prefix_cache_stats import PrefixCacheStats
 from services.scheduler.core.held_blocks import held_blocks
-from tessera.values.config import Config
+from tessera.values.config import PREFIX_INDEXES, Config
 from tessera.values.finish import FinishReason
 
 
@@ -247,3 +247,18 @@ def test_a_reset_cache_is_hit_no_more_and_the_store_knows() -> None:
     assert [rig.sequence(number).num_cached_tokens for number in (3, 4)] == [0, 8]
     for number in (1, 2, 3, 4):
         rig.assert_as_alone(number)
+
+
+def test_either_index_gives_the_same_batches() -> None:
+    told = []
+    for prefix_index in PREFIX_INDEXES:
+        rig = rig_of(num_blocks=12, prefix_index=prefix_index)
+        for number, salt in enumerate(("", "", "anna", "", "anna"), 1):
+            rig.submit(number, [*numbers(8), 40 + number % 2], max_tokens=6, cache_salt=salt)
+            rig.step()
+        rig.finish_all()
+        told.append(
+            [(batch.slots.tolist(), batch.context_lens.tolist(), batch.new_block_ids.tolist()) for batch in rig.batches]
+        )
+        assert rig.scheduler.load().prefix_cache.hit_tokens == 24
+    assert told[0] == told[1]

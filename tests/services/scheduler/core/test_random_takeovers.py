@@ -7,7 +7,7 @@ from recovery_rig import OTHER_WORKER, WORKER, Call, House
 
 from services.scheduler.core.worker_loss import LEFT
 from services.scheduler.store.memory import MemoryStore
-from tessera.values.config import POLICIES, PREEMPTION_POLICIES, QUEUE_ORDERS
+from tessera.values.config import POLICIES, PREEMPTION_POLICIES, PREFIX_INDEXES, QUEUE_ORDERS
 from tessera.values.finish import FinishReason
 
 GATEWAYS = ("g1", "g2", "g3")
@@ -251,5 +251,21 @@ def test_no_client_can_tell_though_drafts_are_in_flight(seed: int) -> None:
         num_speculative_tokens=rng.randint(1, 3),
         num_host_blocks=rng.choice((0, 8)),
         preemption_mode="swap",
+    )
+    life.run()
+
+
+@pytest.mark.parametrize("seed", range(500, 520))
+def test_no_tenant_can_tell_though_blocks_are_zeroed_forked_and_swapped(seed: int) -> None:
+    """Prefixes are found by either index."""
+    life = Life(
+        seed,
+        ("", "anna", "bert"),
+        outputs_max=3,
+        num_blocks=random.Random(seed).choice((7, 9, 16)),
+        num_host_blocks=8,
+        preemption_mode="swap",
+        secure_zero=True,
+        prefix_index=PREFIX_INDEXES[seed % len(PREFIX_INDEXES)],
     )
     life.run()
