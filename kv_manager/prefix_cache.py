@@ -202,7 +202,7 @@ class PrefixCache:
         return agrees, differing.select(blocks.ref_counts_view[differing.block_ids] == 0)
 
     def _extend_chain(self, table: BlockTable, rows: npt.NDArray[np.int32]) -> None:
-        """Hash the blocks that follow those the table has digests of, int32 `[blocks, block_size]`, which nobody writes any more."""
+        """Hash the blocks that follow those the table has digests of, int32 `[blocks, block_size]`."""
         if not len(rows):
             return
         if table.digests:
@@ -213,7 +213,7 @@ class PrefixCache:
             table.digests = self._latest.digests[: self._latest.num_agreeing(rows)]
         count = len(table.digests)
         table.digests.extend(chain_digests(rows[count:], table.digests[-1] if count else root))
-        self._latest = _Chain(root, rows, table.digests[:])
+        self._latest = _Chain(root, rows.copy(), table.digests[:])  # a view would keep all that it is a view of
 
     def _root_of(self, table: BlockTable) -> int | None:
         """What is before the table's first block: the pool's namespace, with the table's own folded in."""

@@ -32,8 +32,9 @@ def is_steady(sequence: Sequence) -> bool:
     )
 
 
-def decode_columns(sequences: Items[Sequence]) -> DecodeColumns:
-    """One row for each of `sequences`, all steady; moves their cursors."""
+def decode_columns(sequences: Items[Sequence], ids_before: tuple[bytes, ...] = ()) -> DecodeColumns:
+    """One row for each of `sequences`, all steady; moves their cursors. Where these are the requests of the columns before, their ids are
+    the same object: the journal keeps the columns of many steps, and compares them."""
     token_ids, token_offsets, grown = [], [], []
     for row, sequence in enumerate(sequences):
         cursor, block_ids = sequence.cursor, sequence.table.block_ids
@@ -44,8 +45,9 @@ def decode_columns(sequences: Items[Sequence]) -> DecodeColumns:
             grown.append((row, cursor.num_blocks, block_ids[-1]))
             cursor.num_blocks += 1
     grown_columns = np.array(grown, np.int32).reshape(-1, 3)
+    request_ids = tuple(sequence.request_id for sequence in sequences)
     return DecodeColumns(
-        request_ids=tuple(sequence.request_id for sequence in sequences),
+        request_ids=ids_before if request_ids == ids_before else request_ids,
         token_offsets=np.array(token_offsets, np.int32),
         token_ids=np.array(token_ids, np.int32),
         grown_rows=grown_columns[:, 0],

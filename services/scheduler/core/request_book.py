@@ -15,6 +15,7 @@ class RequestBook:
     __slots__ = (
         "_by_client_id",
         "_decoded",
+        "_decoded_ids",
         "_finished",
         "_finished_by_client_id",
         "_forgotten",
@@ -31,6 +32,7 @@ class RequestBook:
         self._finished_by_client_id: dict[tuple[str, str], Sequence] = {}
         self._touched: dict[bytes, Sequence] = {}
         self._decoded: dict[bytes, Sequence] = {}
+        self._decoded_ids: tuple[bytes, ...] = ()  # those of the columns told last
         self._forgotten: list[bytes] = []
         self.num_ended: Counter[FinishReason] = Counter()  # by this scheduler, forgotten ones too
         self.num_output_tokens = 0  # of these
@@ -130,7 +132,9 @@ class RequestBook:
         self._touched.clear()
         self._decoded.clear()
         self._forgotten.clear()
-        return requests, decode_columns(steady) if steady else None, forgotten
+        columns = decode_columns(steady, self._decoded_ids) if steady else None
+        self._decoded_ids = columns.request_ids if columns is not None else ()
+        return requests, columns, forgotten
 
     def check_integrity(self) -> None:
         """Assert that the indexes agree with the requests."""

@@ -6,10 +6,14 @@ request ends never depends on how its tokens came, one by one or many at once.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.model import ModelInfo
 from tessera.values.request import Submission
+
+SETS_MAX = 256
+"""So many sets of ids are kept to be shared: most requests stop at the same ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,8 @@ class StopRules:
     def of(cls, submission: Submission, model: ModelInfo, pool_len_max: int) -> "StopRules":
         """The rules of `submission`."""
         sampling, prompt_len = submission.sampling, len(submission.prompt_token_ids)
-        eos_ids = frozenset() if sampling.ignore_eos else frozenset(model.eos_token_ids)
-        stop_ids = frozenset(sampling.stop_token_ids)
+        eos_ids = _NO_IDS if sampling.ignore_eos else _set_of(model.eos_token_ids)
+        stop_ids = _set_of(sampling.stop_token_ids)
         len_max = min(model.max_model_len, submission.max_model_length or model.max_model_len)
         return cls(
             prompt_len=prompt_len,
@@ -51,7 +55,7 @@ class StopRules:
             tokens_max=min(prompt_len + sampling.max_tokens, len_max, pool_len_max),
             eos_ids=eos_ids,
             stop_ids=stop_ids,
-            ending_ids=eos_ids | stop_ids,
+            ending_ids=_either(eos_ids, stop_ids),
             stop_sequences=tuple(list(stop) for stop in sampling.stop_token_sequences),
         )
 
@@ -98,6 +102,19 @@ class StopRules:
         if self.prompt_len + output_len >= self.len_max:
             return Finish(FinishReason.MAX_MODEL_LEN, output_len)
         return None
+
+
+_NO_IDS: frozenset[int] = frozenset()
+
+
+@lru_cache(maxsize=SETS_MAX)
+def _set_of(token_ids: tuple[int, ...]) -> frozenset[int]:
+    return frozenset(token_ids)
+
+
+@lru_cache(maxsize=SETS_MAX)
+def _either(one: frozenset[int], other: frozenset[int]) -> frozenset[int]:
+    return one | other
 
 
 _CAPS = frozenset({FinishReason.MAX_TOKENS, FinishReason.MAX_MODEL_LEN})

@@ -109,7 +109,7 @@ def prompts(count: int, length: int, shared: int, seed: int) -> list[np.ndarray]
     random = np.random.default_rng(seed)
     table = random.integers(3, 49_000, (count, length), np.int32)
     table[:, :shared] = table[0, :shared]
-    return list(table)
+    return [row.copy() for row in table]  # each is its own, as out of a message
 
 
 def decoding(count: int, context: int, num_blocks: int, block_size: int = 16) -> Desk:

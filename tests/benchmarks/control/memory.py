@@ -8,7 +8,7 @@ from kv_manager.block_table import BlockTable
 from tests.benchmarks.control.desk import decoding, prompts
 
 BLOCK_SIZE = 16
-SEQS, CONTEXT, OUTPUT = 64, 768, 256
+SEQS, CONTEXT, OUTPUT = 256, 768, 256
 
 
 def bytes_per_block(num_blocks: int) -> float:
