@@ -104,6 +104,34 @@ def test_children_go_before_whoever_came_after_them() -> None:
     assert_as_alone(rig, [1, 2, 3, 4, 9])
 
 
+def test_a_child_can_be_aborted_while_it_waits_for_the_prompt() -> None:
+    rig = rig_of(budget=8)
+    submit_family(rig, numbers(20), num_children=3)
+    rig.step()
+    for number in (2, 4):
+        rig.scheduler.abort(number.to_bytes(16, "big"), rig.now_us)
+        rig.check()
+    assert rig.scheduler.load().num_waiting == 1
+    rig.finish_all()
+    assert_as_alone(rig, [1, 3])
+
+
+@pytest.mark.parametrize("is_sent_back", [False, True])
+def test_a_child_of_a_higher_priority_waits_for_its_parents_first_turn_only(is_sent_back: bool) -> None:
+    """Once the parent was sent back, nobody knows when it comes again: the child goes its own way, before it."""
+    rig = rig_of(budget=8, queue_order="priority", max_batches_in_flight=1)
+    rig.submit(1, numbers(14), max_tokens=6, priority=5)
+    if is_sent_back:
+        rig.step()
+        event(rig, "sent back")
+    rig.submit(2, numbers(14), max_tokens=6, priority=0, fork_of=PARENT)
+    batch = rig.schedule()
+    assert batch is not None and batch.entries[0].request_id[-1] == (2 if is_sent_back else 1)
+    rig.post(rig.execute())
+    rig.finish_all()
+    assert_as_alone(rig, [2] if is_sent_back else [1, 2])
+
+
 # -- the parent comes to an end, or loses its place
 
 
