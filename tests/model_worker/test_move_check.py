@@ -93,6 +93,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "pair from another's host block": (in_b([10, 11], [(4, 10), (6, 11)]), "its pairs are not places"),
     "pair from a host block outside the pool": (in_b([10, 11], [(4, 10), (99, 11)]), "its pairs are not places"),
     "pair to another place": (in_b([10, 11], [(4, 11), (5, 10)]), "its pairs are not places"),
+    "sources exchanged": (in_b([10, 11], [(5, 10), (4, 11)]), "its pairs are not places"),
     "pair to a block that is not in the table": (in_b([10, 11], [(4, 10), (5, 12)]), "its pairs are not places"),
     "swap-in pairs out of order": (in_b([10, 11], [(5, 11), (4, 10)]), "its pairs are not places"),
     "swap-in pair twice": (in_b([10, 11], [(4, 10), (4, 10)]), "its pairs are not places"),
