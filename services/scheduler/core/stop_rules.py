@@ -61,7 +61,11 @@ class StopRules:
 
     def first_stop(self, output: Sequence[int], checked: int = 0) -> Finish | None:
         """The earliest stop in an output, after its first `checked` tokens; no rule looks at the prompt's ids. None: it goes on."""
-        if self._cannot_stop(output, checked):
+        if (
+            self.prompt_len + len(output) < self.tokens_max
+            and not self.stop_sequences
+            and self.ending_ids.isdisjoint(output[checked:])
+        ):
             return None
         output_max = self.tokens_max - self.prompt_len
         for output_len in range(checked + 1, len(output) + 1):
@@ -76,15 +80,6 @@ class StopRules:
             message = f"the prompt has {self.prompt_len} tokens, the pool now holds {self.pool_len_max - 1}"
             return Finish(FinishReason.UNSCHEDULABLE, 0, message=message)
         return Finish(FinishReason.MAX_MODEL_LEN, output_len)
-
-    def _cannot_stop(self, output: Sequence[int], checked: int) -> bool:
-        """A quick look at a whole output, as of a takeover; one token alone is as quickly checked."""
-        return (
-            len(output) > checked + 1
-            and self.prompt_len + len(output) < self.tokens_max
-            and not self.stop_sequences
-            and self.ending_ids.isdisjoint(output[checked:])
-        )
 
     def _stop_at(self, output: Sequence[int], output_len: int) -> Finish | None:
         """The rule that ends a request at its first `output_len` output tokens."""
