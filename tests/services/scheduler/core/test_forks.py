@@ -105,15 +105,17 @@ def test_children_go_before_whoever_came_after_them() -> None:
 
 
 def test_a_child_can_be_aborted_while_it_waits_for_the_prompt() -> None:
-    rig = rig_of(budget=8)
+    rig = rig_of(long_prefill_token_threshold=8)
     submit_family(rig, numbers(20), num_children=3)
+    rig.submit(9, numbers(3, 40), max_tokens=4)
     rig.step()
+    assert rig.sequence(9).status is SequenceStatus.RUNNING, "it has passed them"
     for number in (2, 4):
         rig.scheduler.abort(number.to_bytes(16, "big"), rig.now_us)
         rig.check()
     assert rig.scheduler.load().num_waiting == 1
     rig.finish_all()
-    assert_as_alone(rig, [1, 3])
+    assert_as_alone(rig, [1, 3, 9])
 
 
 @pytest.mark.parametrize("is_sent_back", [False, True])
