@@ -18,7 +18,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.worker_loss import LEFT
 from tessera.values.batch import ScheduledBatchOutput
-from tessera.values.config import POLICIES, PREEMPTION_MODES, PREEMPTION_POLICIES, QUEUE_ORDERS, Config
+from tessera.values.config import POLICIES, PREEMPTION_MODES, PREEMPTION_POLICIES, PREFIX_INDEXES, QUEUE_ORDERS, Config
 from tessera.values.finish import FinishReason
 from tessera.values.identity import Epoch
 from tessera.values.model import WorkerLimits
@@ -68,6 +68,8 @@ configs = st.builds(
     max_num_batched_tokens=st.integers(5, 24),
     num_speculative_tokens=st.sampled_from((0, 0, 1, 4)),
     enable_prefix_caching=st.booleans(),
+    prefix_index=st.sampled_from(PREFIX_INDEXES),
+    secure_zero=st.booleans(),
     enable_chunked_prefill=st.booleans(),
     long_prefill_token_threshold=st.sampled_from((0, 0, 3)),
     policy=st.sampled_from(POLICIES),
@@ -191,7 +193,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def resume(self) -> None:
+        """Whoever paused it may have done so for a fresh cache."""
+        if self.number % 3 == 2:
+            self.rig.scheduler.reset_prefix_cache()
         self.rig.scheduler.resume()
+        self.rig.check()
 
     @rule()
     def schedule(self) -> None:
