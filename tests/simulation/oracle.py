@@ -45,9 +45,10 @@ class Oracle:
         held = self._held[worker] = {}
         size = report.description.geometry.block_size
         for slot in report.slots:
+            memory = machine.host_kv if slot.is_swapped else machine.kv
             for position in range(slot.computed_len):
                 block = int(slot.block_table[position // size])
-                held[slot.request_id, position] = int(machine.kv[block, position % size])
+                held[slot.request_id, position] = int(memory[block, position % size])
 
     def drops(self, worker: str, request_id: bytes) -> None:
         """A slot is given up. What its leader has decided to compute again does not count; that it began in this slot, `joined` checks."""
@@ -75,9 +76,13 @@ class Oracle:
             tables = [sequence.table.block_ids for sequence in replica.running.values()]
             tables += [orphan.table.block_ids for orphan in replica.orphans.values()]
             kept = {block for table in tables for block in table} | {entry.block_id for entry in replica.manager.published()}
+            host_tables = [sequence.table.host_block_ids for sequence in replica.swapped.values()]
+            host_tables += [orphan.table.host_block_ids for orphan in replica.orphans.values()]
+            kept_on_host = {block for table in host_tables for block in table}
             for slot in report.slots:
                 full = slot.block_table[: slot.computed_len // report.description.geometry.block_size].tolist()
-                assert kept.issuperset(full), f"blocks {set(full) - kept} of slot {slot.slot} of {worker} are lost"
+                lost = set(full) - (kept_on_host if slot.is_swapped else kept)
+                assert not lost, f"blocks {lost} of slot {slot.slot} of {worker} are lost"
                 self._check_slot(scheduler, worker, slot, stored)
 
     def _check_memory(self, replica: Replica, machine: FakeWorker) -> None:
@@ -90,10 +95,13 @@ class Oracle:
                 tokens, link = [*entries[link].token_ids, *tokens], entries[link].parent
             held = machine.kv[entry.block_id].tolist()
             assert held == prefix_digests(tokens)[-size:], f"block {entry.block_id} of {machine.name} does not hold {tokens}"
-        for sequence in replica.running.values():
-            ledger = sequence.ledger
+        for sequence in (*replica.running.values(), *replica.swapped.values()):
+            ledger, table = sequence.ledger, sequence.table
+            memory, block_ids = (
+                (machine.host_kv, table.host_block_ids) if table.host_block_ids else (machine.kv, table.block_ids)
+            )
             digests = prefix_digests(ledger.token_ids[: ledger.computed_len])
-            held = [int(machine.kv[sequence.table.block_ids[at // size], at % size]) for at in range(ledger.computed_len)]
+            held = [int(memory[block_ids[at // size], at % size]) for at in range(ledger.computed_len)]
             assert held == digests, f"{sequence.request_id.hex()[:4]} goes on with the KV of something else"
 
     def _check_slot(self, scheduler: Scheduler, worker: str, slot: SlotReport, stored: StoredState) -> None:

@@ -24,13 +24,13 @@ def main() -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     options = _options()
     if options.seed is not None:
-        return _one(simulate(options.seed, options.faults, is_traced=options.trace))
-    return _many(range(options.first, options.first + options.seeds), options.faults)
+        return _one(simulate(options.seed, options.faults, options.trace, options.swap))
+    return _many(range(options.first, options.first + options.seeds), options.faults, options.swap)
 
 
-def replay_line(seed: int, faults: str) -> str:
+def replay_line(seed: int, faults: str, swaps: bool = False) -> str:
     """How to see a seed again."""
-    return f"python -m tests.simulation.run --faults {faults} --seed {seed} --trace"
+    return f"python -m tests.simulation.run --faults {faults} --seed {seed} --trace{' --swap' if swaps else ''}"
 
 
 def _one(outcome: Outcome) -> int:
@@ -42,18 +42,18 @@ def _one(outcome: Outcome) -> int:
     return outcome.failure is not None
 
 
-def _many(seeds: range, faults: str) -> int:
+def _many(seeds: range, faults: str, swaps: bool) -> int:
     started = time.monotonic()
     failures: list[Outcome] = []
     counts: Counter[str] = Counter()
     for number, seed in enumerate(seeds, 1):
-        outcome = simulate(seed, faults)
+        outcome = simulate(seed, faults, swaps=swaps)
         counts.update(requests=outcome.num_requests, terms=outcome.num_takeovers, recomputed=outcome.num_recomputed)
-        counts.update(events=outcome.num_events, struck=len(outcome.faults))
+        counts.update(events=outcome.num_events, struck=len(outcome.faults), swap_outs=outcome.num_swap_outs)
         if outcome.failure is not None:
             failures.append(outcome)
             if len(failures) <= FAILURES_SHOWN_MAX:
-                print(f"seed {seed}: {outcome.failure[:400]}\n  {replay_line(seed, faults)}", flush=True)
+                print(f"seed {seed}: {outcome.failure[:400]}\n  {replay_line(seed, faults, swaps)}", flush=True)
         if number % PROGRESS_EVERY == 0:
             print(f"{number} seeds, {len(failures)} failed, {time.monotonic() - started:.0f} s", flush=True)
     result = {
@@ -73,6 +73,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--swap", action="store_true", help="preempt by swap, to host memory")
     parser.add_argument("--trace", action="store_true", help="with --seed: print what happens")
     return parser.parse_args()
 

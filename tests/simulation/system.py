@@ -1,6 +1,6 @@
 """A whole system of simulated processes, a plan of faults, and what must hold once it has come to rest."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tessera.values.config import Config
 from tests.simulation.client_actor import Manner, SimClient
@@ -33,6 +33,8 @@ CONFIG = Config(
     journal_backlog_max=40,
 )
 
+SWAPPING = {"preemption_mode": "swap", "preemption_policy": "shortest_remaining"}
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -46,13 +48,14 @@ class Outcome:
     num_requests: int
     num_takeovers: int
     num_recomputed: int
+    num_swap_outs: int
     transcript: list[str]
 
 
 class System:
-    """Built from a seed, with the faults of a plan."""
+    """Built from a seed, with the faults of a plan. `swaps`: who has to make room is swapped out."""
 
-    def __init__(self, seed: int, plan: str, is_traced: bool = False) -> None:
+    def __init__(self, seed: int, plan: str, is_traced: bool = False, swaps: bool = False) -> None:
         self.world = World(seed, is_traced)
         rng = self.world.rng
         self.faults = draw_faults(rng, plan, FAULTS_BEGIN)
@@ -61,11 +64,13 @@ class System:
         self.store = SimStore(self.world)
         num_blocks = rng.choice((17, 18, 20, 28))
         self.workers = [
-            SimWorker(self.world, f"worker-{index}", num_blocks, self.oracle) for index in range(rng.choice((1, 2)))
+            SimWorker(self.world, f"worker-{index}", num_blocks, self.oracle, 16 if swaps else 0)
+            for index in range(rng.choice((1, 2)))
         ]
+        config = replace(CONFIG, **SWAPPING) if swaps else CONFIG
         names = [worker.name for worker in self.workers]
         self.schedulers = [
-            SimScheduler(self.world, f"scheduler-{index}", names, CONFIG, self.oracle) for index in range(rng.choice((2, 2, 3)))
+            SimScheduler(self.world, f"scheduler-{index}", names, config, self.oracle) for index in range(rng.choice((2, 2, 3)))
         ]
         detach_grace_ms = rng.choice((0, 3000))
         scheduler_names = [scheduler.name for scheduler in self.schedulers]
@@ -142,9 +147,9 @@ class System:
             raise Violation(f"{complaint}: {self.leftovers()}, waiting: {waiting}")
 
 
-def simulate(seed: int, plan: str, is_traced: bool = False) -> Outcome:
+def simulate(seed: int, plan: str, is_traced: bool = False, swaps: bool = False) -> Outcome:
     """One run from its seed to its rest."""
-    system = System(seed, plan, is_traced)
+    system = System(seed, plan, is_traced, swaps)
     failure = None
     try:
         with session_clock(system.world):
@@ -161,6 +166,7 @@ def simulate(seed: int, plan: str, is_traced: bool = False) -> Outcome:
         num_requests=len(system.clients),
         num_takeovers=system.oracle.num_takeovers,
         num_recomputed=system.oracle.num_recomputed,
+        num_swap_outs=sum(worker.machine.num_swap_outs for worker in system.workers),
         transcript=world.transcript or [],
     )
 

@@ -35,6 +35,13 @@ def test_nothing_is_lost(faults: str) -> None:
         assert_holds(simulate(seed, faults), faults)
 
 
+def test_nothing_is_lost_though_blocks_are_swapped() -> None:
+    outcomes = [simulate(seed, "all", swaps=True) for seed in range(20)]
+    for outcome in outcomes:
+        assert outcome.failure is None, f"{outcome.failure}\n{replay_line(outcome.seed, 'all', swaps=True)}"
+    assert sum(outcome.num_swap_outs for outcome in outcomes) > 20
+
+
 @pytest.mark.parametrize(("faults", "seed"), KEPT)
 def test_what_failed_once_holds(faults: str, seed: int) -> None:
     assert_holds(simulate(seed, faults), faults)

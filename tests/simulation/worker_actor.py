@@ -8,6 +8,8 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.identity import NO_EPOCH, Epoch
 from tessera.values.model import WorkerLimits
@@ -22,15 +24,21 @@ LIMITS = WorkerLimits(max_num_seqs=6, max_num_batched_tokens=24)
 class Machine(FakeWorker):
     """The worker in memory, with somebody who watches what it computes."""
 
-    def __init__(self, name: str, num_blocks: int, oracle: Oracle) -> None:
+    def __init__(self, name: str, num_blocks: int, oracle: Oracle, num_host_blocks: int) -> None:
         self.name = name
-        super().__init__(num_blocks, 4, LIMITS, MODEL)
+        super().__init__(num_blocks, 4, LIMITS, MODEL, num_host_blocks)
+        self.num_swap_outs = 0
         self._oracle = oracle
         oracle.watches(name, self)
 
+    def _swap_out(self, swap: Any) -> None:
+        self.num_swap_outs += 1
+        super()._swap_out(swap)
+
     def _write(self, slot: Any, start: int, digests: list[int], step_id: int) -> None:
+        memory = np.concatenate((self.kv, self.host_kv))
         for position, digest in enumerate(digests, start):
-            self._oracle.computes(self.name, slot.request_id, position, digest, self.kv)
+            self._oracle.computes(self.name, slot.request_id, position, digest, memory)
         super()._write(slot, start, digests, step_id)
 
     def _enter(self, entry: Any) -> None:
@@ -51,9 +59,9 @@ class SimWorker(Actor):
 
     is_fencing = True
 
-    def __init__(self, world: World, name: str, num_blocks: int, oracle: Oracle) -> None:
+    def __init__(self, world: World, name: str, num_blocks: int, oracle: Oracle, num_host_blocks: int = 0) -> None:
         super().__init__(world, name)
-        self.machine = Machine(name, num_blocks, oracle)
+        self.machine = Machine(name, num_blocks, oracle, num_host_blocks)
         self.oracle = oracle
         self._is_first = True
         self.hang = 0  # the next step takes so much longer
