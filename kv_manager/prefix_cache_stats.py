@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class PrefixCacheStats:
     """Since the start, at first admissions: requests and tokens looked up, requests with any hit, and tokens found.
 
-    `resume_cached_tokens` are those found when a preempted or swapped sequence came back: its own work, so no hits.
+    `resume_cached_tokens` are those found when a preempted or swapped sequence came back: its own work, so no hits. A sequence that
+    forks from another looks nothing up.
     """
 
     query_requests: int = 0
