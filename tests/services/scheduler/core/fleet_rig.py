@@ -36,9 +36,9 @@ class FleetRig:
         for number in range(num_workers):
             self.join(f"worker:{number}", num_blocks)
 
-    def join(self, name: str, num_blocks: int = 40) -> FakeWorker:
+    def join(self, name: str, num_blocks: int = 40, num_host_blocks: int = 0) -> FakeWorker:
         limits = replace(LIMITS, num_speculative_tokens=self.config.num_speculative_tokens)
-        worker = self.workers[name] = FakeWorker(num_blocks, 4, limits)
+        worker = self.workers[name] = FakeWorker(num_blocks, 4, limits, num_host_blocks=num_host_blocks)
         worker.boots = 100 * len(self.workers)  # boot ids differ between workers
         worker.restart()
         self.attach(name)
@@ -112,7 +112,7 @@ class FleetRig:
         for _ in range(turns_max):
             if not self.turn():
                 load = self.scheduler.load()
-                assert load.num_running == load.num_waiting == 0, "nothing is scheduled, but requests are left"
+                assert load.num_running == load.num_swapped == load.num_waiting == 0, "nothing is scheduled, but requests are left"
                 assert load.num_free_blocks == load.num_blocks
                 return
         raise AssertionError(f"not done after {turns_max} turns")

@@ -102,3 +102,44 @@ def test_a_worker_that_comes_back_takes_requests_again() -> None:
     rig.turn()
     assert rig.scheduler.replica("worker:0").running  # type: ignore[union-attr]
     assert_all_as_alone(rig)
+
+
+def test_swapped_requests_of_a_leaving_worker_move_as_well() -> None:
+    """They go first: they wait for room here, and there is some elsewhere."""
+    rig = FleetRig(num_workers=0, preemption_mode="swap")
+    rig.join("worker:0", num_blocks=14, num_host_blocks=40)
+    for number in (1, 2, 3):
+        rig.submit(number, [number * 100 + at for at in range(10)], max_tokens=30)
+    leaving = rig.scheduler.replica("worker:0")
+    assert leaving is not None
+    while not leaving.swapped:
+        rig.turn()
+    (swapped,) = leaving.swapped.values()
+    rig.join("worker:1", num_blocks=40)
+    rig.scheduler.worker_leaves("worker:0")
+    rig.turn()
+    assert swapped.worker == "worker:1" and not leaving.swapped
+    assert leaving.manager.num_free_host_blocks == 40
+    rig.finish_all()
+    for number in (1, 2, 3):
+        rig.assert_as_alone(number)
+
+
+def test_a_swapped_request_that_fits_nowhere_else_comes_back_where_it_is() -> None:
+    rig = FleetRig(num_workers=0, preemption_mode="swap")
+    rig.join("worker:0", num_blocks=14, num_host_blocks=40)
+    for number in (1, 2, 3):
+        rig.submit(number, [number * 100 + at for at in range(10)], max_tokens=30)
+    leaving = rig.scheduler.replica("worker:0")
+    assert leaving is not None
+    while not leaving.swapped:
+        rig.turn()
+    (swapped,) = leaving.swapped.values()
+    rig.join("worker:1", num_blocks=4)
+    rig.scheduler.worker_leaves("worker:0")
+    while leaving.swapped:
+        rig.turn()
+    assert swapped.worker == "worker:0" and swapped.attempt == 1
+    rig.finish_all()
+    for number in (1, 2, 3):
+        assert rig.sequence(number).output_len == 30
