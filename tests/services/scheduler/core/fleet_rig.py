@@ -23,7 +23,8 @@ class FleetRig:
     """`turn` lets every worker take what it is given and execute one batch. `poison` are requests that kill whoever computes them at
     that position; `killers` counts what they cost."""
 
-    def __init__(self, num_workers: int = 2, num_blocks: int = 40, **config: object) -> None:
+    def __init__(self, num_workers: int = 2, num_blocks: int = 40, num_host_blocks: int = 0, **config: object) -> None:
+        self.num_host_blocks = num_host_blocks
         self.config = Config(**{"max_num_seqs": 16, "max_num_batched_tokens": 64, **config})
         self.epoch = Epoch(1, b"leader")
         self.scheduler = Scheduler(self.config, self.epoch)
@@ -36,9 +37,9 @@ class FleetRig:
         for number in range(num_workers):
             self.join(f"worker:{number}", num_blocks)
 
-    def join(self, name: str, num_blocks: int = 40, num_host_blocks: int = 0) -> FakeWorker:
+    def join(self, name: str, num_blocks: int = 40) -> FakeWorker:
         limits = replace(LIMITS, num_speculative_tokens=self.config.num_speculative_tokens)
-        worker = self.workers[name] = FakeWorker(num_blocks, 4, limits, num_host_blocks=num_host_blocks)
+        worker = self.workers[name] = FakeWorker(num_blocks, 4, limits, num_host_blocks=self.num_host_blocks)
         worker.boots = 100 * len(self.workers)  # boot ids differ between workers
         worker.restart()
         self.attach(name)

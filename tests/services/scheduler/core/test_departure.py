@@ -106,8 +106,8 @@ def test_a_worker_that_comes_back_takes_requests_again() -> None:
 
 def test_swapped_requests_of_a_leaving_worker_move_as_well() -> None:
     """They go first: they wait for room here, and there is some elsewhere."""
-    rig = FleetRig(num_workers=0, preemption_mode="swap")
-    rig.join("worker:0", num_blocks=14, num_host_blocks=40)
+    rig = FleetRig(num_workers=0, num_host_blocks=40, preemption_mode="swap")
+    rig.join("worker:0", num_blocks=14)
     for number in (1, 2, 3):
         rig.submit(number, [number * 100 + at for at in range(10)], max_tokens=30)
     leaving = rig.scheduler.replica("worker:0")
@@ -126,8 +126,8 @@ def test_swapped_requests_of_a_leaving_worker_move_as_well() -> None:
 
 
 def test_a_swapped_request_that_fits_nowhere_else_comes_back_where_it_is() -> None:
-    rig = FleetRig(num_workers=0, preemption_mode="swap")
-    rig.join("worker:0", num_blocks=14, num_host_blocks=40)
+    rig = FleetRig(num_workers=0, num_host_blocks=40, preemption_mode="swap")
+    rig.join("worker:0", num_blocks=14)
     for number in (1, 2, 3):
         rig.submit(number, [number * 100 + at for at in range(10)], max_tokens=30)
     leaving = rig.scheduler.replica("worker:0")

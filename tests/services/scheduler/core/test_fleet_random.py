@@ -11,7 +11,7 @@ from services.scheduler.core.record import StoredState
 from services.scheduler.core.recovery import GatewayClaim, join
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.worker_loss import LEFT
-from tessera.values.config import WORKER_CHOICES
+from tessera.values.config import PREEMPTION_POLICIES, WORKER_CHOICES
 from tessera.values.finish import FinishReason
 from tessera.values.identity import Epoch
 
@@ -162,5 +162,17 @@ def test_a_life(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 110))
 def test_a_life_with_drafts(seed: int) -> None:
     life = FleetLife(seed, max_num_seqs=4, num_speculative_tokens=1 + seed % 3)
+    life.run(60)
+    life.end()
+
+
+@pytest.mark.parametrize("seed", range(200, 212))
+def test_a_life_with_swaps(seed: int) -> None:
+    life = FleetLife(
+        seed,
+        num_host_blocks=8 + 8 * (seed % 3),
+        preemption_mode="swap",
+        preemption_policy=PREEMPTION_POLICIES[seed % len(PREEMPTION_POLICIES)],
+    )
     life.run(60)
     life.end()
