@@ -130,7 +130,9 @@ def _join_tokens(sources: list[Tokens]) -> tuple[Tokens, int]:
 
 
 def _terminal_mark(stored: StoredRequest, said: _Sources, tokens: Tokens) -> Finish | None:
-    """The mark of the store or of a worker whose tokens agree, the earliest one; an abort or error counts in any case."""
+    """The mark of the store or of a worker whose tokens agree, the earliest one; an abort or error counts in any case, behind all tokens
+    that a gateway has: a leader that had not heard of it may have gone on."""
+    received_len = max((len(claim.token_ids) for claim in said.claims), default=0)
     marks = [(stored.finish, tuple(stored.output_token_ids))]
     marks += [(dropped.finish, _output_of(dropped)) for dropped in said.dropped]
     found = []
@@ -138,7 +140,8 @@ def _terminal_mark(stored: StoredRequest, said: _Sources, tokens: Tokens) -> Fin
         if finish is None:
             continue
         if _agree(source, tokens) and finish.output_len <= len(tokens):
-            found.append(finish)
+            is_tokenless = finish.reason in _TOKENLESS
+            found.append(replace(finish, output_len=max(finish.output_len, received_len)) if is_tokenless else finish)
         elif finish.reason in _TOKENLESS:
             found.append(replace(finish, output_len=len(tokens)))
     return min(found, key=lambda finish: finish.output_len, default=None)

@@ -209,6 +209,13 @@ def test_an_abort_holds_whatever_the_tokens_are() -> None:
     assert (request.finish, request.output_token_ids) == (Finish(FinishReason.ABORTED, 3), (10, 11, 12))
 
 
+def test_an_abort_that_a_leader_had_not_heard_of_cuts_nothing_that_a_client_has_seen() -> None:
+    """The worker that was told of it was away, and the request went on elsewhere."""
+    report_of_the_late = report(gone=[dropped(A, (10,), finish=Finish(FinishReason.ABORTED, 1))])
+    request = only(join(store(a=told(A, (10,))), {"w": report_of_the_late}, [claim(A, 10, 11, 12)], stop_rule))
+    assert (request.finish, request.output_token_ids) == (Finish(FinishReason.ABORTED, 3), (10, 11, 12))
+
+
 def test_stop_rules_run_again_on_what_was_joined() -> None:
     """The worker had sampled the end and more, and died with its answer on the way."""
     recovered = join(store(a=told(A, (10,))), {"w": report(live(A, (10, EOS_ID, 12)))}, [], stop_rule)
