@@ -43,6 +43,13 @@ def configure_logs(role: str, level: str = "info") -> None:
     root.setLevel(number)
     for chatty in ("asyncio", "grpc"):
         logging.getLogger(chatty).setLevel(max(number, logging.WARNING))
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False where grpc tells, with a trace and as an error, that it could not send to a peer that has just left: peers may."""
+    error = record.exc_info[1] if record.exc_info else None
+    return type(error).__name__ != "ExecuteBatchError"
 
 
 def _renderers() -> list[structlog.typing.Processor]:

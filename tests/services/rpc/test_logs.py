@@ -14,6 +14,13 @@ configure_logs("gateway", "info")
 early.info("started", address="here")
 early.debug("hidden")
 logging.getLogger("grpc").warning("from %s", "grpc")
+from grpc._cython.cygrpc import ExecuteBatchError
+library = logging.getLogger("grpc._cython.cygrpc")
+try:
+    raise ExecuteBatchError("to a client that has left")
+except ExecuteBatchError:
+    library.exception("not news")
+library.error("from the library")
 try:
     1 / 0
 except ZeroDivisionError as error:
@@ -28,9 +35,10 @@ def test_lines_are_json_with_role_level_and_trace():
     assert [(line["event"], line["level"]) for line in lines] == [
         ("started", "info"),
         ("from grpc", "warning"),
+        ("from the library", "error"),
         ("failed", "error"),
     ]
     assert all(line["role"] == "gateway" and line["timestamp"].endswith("Z") for line in lines)
     assert lines[0]["address"] == "here"
-    assert "ZeroDivisionError" in lines[2]["exception"]
+    assert "ZeroDivisionError" in lines[-1]["exception"]
     assert done.stdout == ""
