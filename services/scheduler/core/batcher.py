@@ -48,7 +48,8 @@ class Batcher:
 
     def add_decodes(self, step: "_Step") -> bool:
         """See `StepRows`."""
-        self._add_decodes(step.replica, step.plan, step.running)
+        rest = self._add_lanes(step.replica, step.plan, step.running)
+        self._add_decodes(step.replica, step.plan, rest)
         if step.replica.swapped:
             self._swap_in(step)
         return bool(step.plan.num_decodes)
@@ -112,6 +113,39 @@ class Batcher:
                 self._add_prefills(replica, plan, [sequence])
         return True
 
+    def _add_lanes(self, replica: Replica, plan: StepPlan, running: list[Sequence]) -> list[Sequence]:
+        """The next rows of all sequences in lanes, where there is room for everybody; only those at the end of their table or near their cap
+        are looked at. Returns who else may decode."""
+        rows, manager = replica.lane_rows(), replica.manager
+        num_others = len(running) - len(rows)
+        if not len(rows) or plan.sequences or len(running) > min(plan.tokens_left, plan.rows_left):
+            return running
+        lanes, done, growing = rows.lanes, set(), []
+        at_edge = lanes.scheduled.take(rows.slots) >= lanes.edges.take(rows.slots)
+        for row in at_edge.nonzero()[0].tolist():
+            sequence = rows.sequences[row]
+            position, num_covered = sequence.next_decode(), len(sequence.table.block_ids) * manager.block_size
+            if position is None:
+                done.add(row)
+            elif position < num_covered:
+                lanes.looked_before(int(rows.slots[row]), num_covered)
+            else:
+                growing.append(row)
+        if len(growing) + num_others > manager.num_free_blocks:
+            return running  # somebody may have to leave: in order of rank
+        new_blocks = []
+        for row in growing:
+            table, slot = rows.sequences[row].table, int(rows.slots[row])
+            grown = manager.append(table, int(lanes.scheduled[slot]) + 1)
+            assert not isinstance(grown, PoolExhausted), f"counted as free: {grown}"
+            new_blocks.append((row - sum(gone < row for gone in done), grown[0]))
+            lanes.has_grown[slot] = True
+            lanes.looked_before(slot, len(table.block_ids) * manager.block_size)
+        if done:
+            rows = rows.only([row for row in range(len(rows)) if row not in done])
+        plan.add_lanes(rows, new_blocks)
+        return [sequence for sequence in running if sequence.ledger.lanes is None] if num_others else []
+
     def _add_decodes(self, replica: Replica, plan: StepPlan, sequences: Items[Sequence]) -> None:
         block_size, row_len = replica.manager.block_size, 1 + replica.num_speculative_tokens
         for sequence in sequences:
@@ -128,13 +162,15 @@ class Batcher:
                 new_block_ids = self._grow(replica, plan, sequence, count) if count else None
             if new_block_ids is not None:
                 plan.add_decode(sequence, position, new_block_ids, count)
+                if row_len == 1:
+                    sequence.take_lane(replica.lanes)
 
     def _add_prefills(self, replica: Replica, plan: StepPlan, sequences: Items[Sequence]) -> None:
         for sequence in sequences:
             if plan.is_full:
                 return
             ledger = sequence.ledger
-            if sequence.status is not SequenceStatus.RUNNING:
+            if ledger.lanes is not None or sequence.status is not SequenceStatus.RUNNING:
                 continue
             if sequence.has_entered and ledger.num_remaining == 1 and ledger.scheduled_len >= ledger.prompt_len:
                 continue  # a decode; the last position of a prompt, where that is no row yet, ends a prefill

@@ -1,10 +1,13 @@
 """What the journal has to learn from a scheduler; the journal gives the record its number."""
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 
+from services.scheduler.core.lane_rows import LaneRows
 from services.scheduler.core.record import BlockDelta, DecodeColumns, RequestDelta
 from services.scheduler.core.sequence import Sequence
 
@@ -32,9 +35,8 @@ def is_steady(sequence: Sequence) -> bool:
     )
 
 
-def decode_columns(sequences: Items[Sequence], ids_before: tuple[bytes, ...] = ()) -> DecodeColumns:
-    """One row for each of `sequences`, all steady; moves their cursors. Where these are the requests of the columns before, their ids are
-    the same object: the journal keeps the columns of many steps, and compares them."""
+def decode_columns(sequences: Items[Sequence]) -> DecodeColumns:
+    """One row for each of `sequences`, all steady; moves their cursors."""
     token_ids, token_offsets, grown = [], [], []
     for row, sequence in enumerate(sequences):
         cursor, block_ids = sequence.cursor, sequence.table.block_ids
@@ -47,13 +49,79 @@ def decode_columns(sequences: Items[Sequence], ids_before: tuple[bytes, ...] = (
     grown_columns = np.array(grown, np.int32).reshape(-1, 3)
     request_ids = tuple(sequence.request_id for sequence in sequences)
     return DecodeColumns(
-        request_ids=ids_before if request_ids == ids_before else request_ids,
+        request_ids=request_ids,
         token_offsets=np.array(token_offsets, np.int32),
         token_ids=np.array(token_ids, np.int32),
         grown_rows=grown_columns[:, 0],
         table_offsets=grown_columns[:, 1],
         block_ids=grown_columns[:, 2],
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaneTokens:
+    """What one output gave to sequences in lanes: a token each, `token_offsets` int32 `[R]` in their outputs, `token_ids` int32 `[R]`."""
+
+    rows: LaneRows
+    token_offsets: npt.NDArray[np.int32]
+    token_ids: npt.NDArray[np.int32]
+
+    def without(self, rows: set[int]) -> "LaneTokens":
+        """All but some rows."""
+        kept = [row for row in range(len(self.rows)) if row not in rows]
+        return LaneTokens(self.rows.only(kept), self.token_offsets[kept], self.token_ids[kept])
+
+    def rows_with_many_blocks(self) -> set[int]:
+        """Those whose table changed by more than one block since the journal was told: not steady."""
+        return {row for row, num_new in self._new_blocks() if not 0 <= num_new <= 1}
+
+    def columns(self) -> DecodeColumns:
+        """See `decode_columns`."""
+        rows, grown = self.rows, []
+        for cursor in rows.cursors:
+            cursor.output_len += 1
+        for row, num_new in self._new_blocks():
+            if num_new:
+                cursor = rows.cursors[row]
+                grown.append((row, cursor.num_blocks, rows.sequences[row].table.block_ids[-1]))
+                cursor.num_blocks += 1
+            rows.lanes.has_grown[rows.slots[row]] = False
+        grown_columns = np.array(grown, np.int32).reshape(-1, 3)
+        return DecodeColumns(
+            rows.request_ids,
+            self.token_offsets,
+            self.token_ids,
+            grown_columns[:, 0],
+            grown_columns[:, 1],
+            grown_columns[:, 2],
+        )
+
+    def _new_blocks(self) -> list[tuple[int, int]]:
+        """The rows whose table may have grown, and by how much it has."""
+        rows = self.rows
+        at = rows.lanes.has_grown.take(rows.slots).nonzero()[0].tolist()
+        return [(row, len(rows.sequences[row].table.block_ids) - rows.cursors[row].num_blocks) for row in at]
+
+
+def joined(columns: Items[DecodeColumns], ids_before: tuple[bytes, ...]) -> DecodeColumns | None:
+    """Columns of different requests as one; None where there are no rows. Where their ids are `ids_before`, those of the columns before, they are
+    the same object: the journal keeps the columns of many steps, and compares them."""
+    columns = [item for item in columns if item.request_ids]
+    if not columns:
+        return None
+    if len(columns) == 1:
+        whole = columns[0]
+    else:
+        starts = np.cumsum([0] + [len(item.request_ids) for item in columns[:-1]])
+        whole = DecodeColumns(
+            tuple(chain.from_iterable(item.request_ids for item in columns)),
+            np.concatenate([item.token_offsets for item in columns]),
+            np.concatenate([item.token_ids for item in columns]),
+            np.concatenate([item.grown_rows + start for item, start in zip(columns, starts, strict=True)]).astype(np.int32),
+            np.concatenate([item.table_offsets for item in columns]),
+            np.concatenate([item.block_ids for item in columns]),
+        )
+    return replace(whole, request_ids=ids_before) if whole.request_ids == ids_before else whole
 
 
 def request_delta(sequence: Sequence) -> RequestDelta:

@@ -12,6 +12,8 @@ from kv_manager.block_table import BlockTable, HeldTable
 from kv_manager.host_pool import HostPoolExhausted
 from kv_manager.published_block import PublishedBlock
 from services.scheduler.core.held_blocks import kv_namespace, table_namespace
+from services.scheduler.core.lane_rows import LaneRows
+from services.scheduler.core.lanes import Lanes
 from services.scheduler.core.queue_order import running_rank
 from services.scheduler.core.record import BlockDelta
 from services.scheduler.core.sequence import Sequence
@@ -71,6 +73,8 @@ class Replica:
         self.step_times = StepTimes()
         self.is_attached = True
         self.is_leaving = False  # it has said that it is to end
+        self.lanes = Lanes(limits.max_num_seqs, description.model.vocab_size)
+        self._lane_rows = LaneRows.of(self.lanes, [])
         self.running: dict[bytes, Sequence] = {}
         self.swapped: dict[bytes, Sequence] = {}
         self.orphans: dict[bytes, Orphan] = {}
@@ -101,6 +105,13 @@ class Replica:
     def has_orders(self) -> bool:
         """Whether the worker is to be told anything beside rows: slots to drop or to swap."""
         return bool(self.drops or self.swap_outs or self.swap_ins)
+
+    def lane_rows(self) -> LaneRows:
+        """The running sequences that hold lanes, in order of rank."""
+        if self._lane_rows.version != self.lanes.version:
+            held = [sequence for sequence in self.running.values() if sequence.ledger.lanes is not None]
+            self._lane_rows = LaneRows.of(self.lanes, held)
+        return self._lane_rows
 
     @property
     def seats_left(self) -> int:
@@ -277,6 +288,7 @@ class Replica:
         swap_outs, self.swap_outs = tuple(self.swap_outs), []
         swap_ins, self.swap_ins = tuple(self.swap_ins), []
         zero_blocks = self.manager.seal_batch()
+        slots, counts, context_lens, new_block_counts = plan.columns()
         return ScheduledBatch(
             epoch=epoch,
             nonce=self.nonce,
@@ -284,10 +296,10 @@ class Replica:
             durable_step=self.durable_step,
             entries=tuple(plan.entries),
             drops=drops,
-            slots=np.array(plan.slots, np.int32),
-            num_scheduled_tokens=np.array(plan.counts, np.int32),
-            context_lens=np.array(plan.context_lens, np.int32),
-            new_block_counts=np.array(plan.new_block_counts, np.int32),
+            slots=slots,
+            num_scheduled_tokens=counts,
+            context_lens=context_lens,
+            new_block_counts=new_block_counts,
             new_block_ids=np.array(plan.new_block_ids, np.int32),
             num_decodes=plan.num_decodes,
             is_dummy_run=plan.is_dummy,
@@ -339,6 +351,7 @@ class Replica:
                 if sequence in held and sequence.attempt == attempt:
                     flying[sequence.request_id] += count
                     drafts[sequence.request_id] += max(0, num_samples - 1)
+        num_lanes = 0
         for sequence in held:
             ledger, size = sequence.ledger, self.manager.block_size
             is_swapped = self.swapped.get(sequence.request_id) is sequence
@@ -347,10 +360,16 @@ class Replica:
             assert ledger.positions_in_flight == flying[sequence.request_id], "positions in flight are not those of the batches"
             assert ledger.drafts_in_flight == drafts[sequence.request_id], "drafts in flight are not those of the batches"
             assert ledger.computed_len < ledger.num_tokens
+            if ledger.lanes is not None:
+                num_lanes += 1
+                assert ledger.lanes is self.lanes and status is SequenceStatus.RUNNING, "a lane is held by somebody else"
+                told = (self.lanes.num_tokens[sequence.slot], self.lanes.caps[sequence.slot])
+                assert told == (ledger.num_tokens, sequence.tokens_max), "a lane tells another story"
             num_blocks = len(sequence.table.host_block_ids if is_swapped else sequence.table.block_ids)
             assert num_blocks * size >= ledger.scheduled_len, "a table is too short"
             if self.manager.enable_prefix_caching:
                 assert sequence.table.num_published <= ledger.computed_len // size
+        assert len(self.lanes) == num_lanes, "a lane is held by nobody"
 
 
 def _reported_table(slot: SlotReport) -> BlockTable:

@@ -3,7 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from services.scheduler.core.changes import decode_columns, is_steady, request_delta
+import numpy as np
+import numpy.typing as npt
+
+from services.scheduler.core.changes import LaneTokens, decode_columns, is_steady, joined, request_delta
+from services.scheduler.core.lane_rows import LaneRows
 from services.scheduler.core.record import DecodeColumns, RequestDelta
 from services.scheduler.core.sequence import Sequence
 from tessera.values.finish import Finish, FinishReason
@@ -19,6 +23,7 @@ class RequestBook:
         "_finished",
         "_finished_by_client_id",
         "_forgotten",
+        "_in_lanes",
         "_sequences",
         "_touched",
         "num_ended",
@@ -33,6 +38,7 @@ class RequestBook:
         self._touched: dict[bytes, Sequence] = {}
         self._decoded: dict[bytes, Sequence] = {}
         self._decoded_ids: tuple[bytes, ...] = ()  # those of the columns told last
+        self._in_lanes: list[LaneTokens] = []  # of different workers, none of which told of two outputs
         self._forgotten: list[bytes] = []
         self.num_ended: Counter[FinishReason] = Counter()  # by this scheduler, forgotten ones too
         self.num_output_tokens = 0  # of these
@@ -82,6 +88,18 @@ class RequestBook:
         """A running request gained an output token; nothing else of it changed but its table."""
         self._decoded[sequence.request_id] = sequence
 
+    def decoded_in_lanes(self, rows: LaneRows, token_offsets: npt.NDArray[np.int32], token_ids: npt.NDArray[np.int32]) -> None:
+        """As `decoded` for each of these rows, with their new tokens, int32 `[R]`, at these offsets."""
+        told = LaneTokens(rows, token_offsets, token_ids)
+        for other in self._in_lanes:
+            if other.rows.lanes is rows.lanes:  # two outputs in one turn: no columns
+                self._in_lanes.remove(other)
+                for sequence in (*other.rows.sequences, *rows.sequences):
+                    if sequence.finish is None:
+                        self.decoded(sequence)
+                return
+        self._in_lanes.append(told)
+
     def ended(self, sequence: Sequence) -> None:
         """A request has its terminal mark: its client id may be used again, and until then names what can still be read."""
         self.touch(sequence)
@@ -119,6 +137,7 @@ class RequestBook:
 
     def take_changes(self) -> tuple[tuple[RequestDelta, ...], DecodeColumns | None, tuple[bytes, ...]]:
         """What changed since the last call: deltas, columns of requests that only decoded, and ids forgotten."""
+        columns = [told.columns() for told in self._take_lanes()]
         steady = []
         for request_id, sequence in self._decoded.items():
             if request_id in self._touched:
@@ -127,14 +146,31 @@ class RequestBook:
                 steady.append(sequence)
             else:
                 self._touched[request_id] = sequence
+        columns.append(decode_columns(steady))
         requests = tuple(map(request_delta, self._touched.values()))
         forgotten = tuple(self._forgotten)
         self._touched.clear()
         self._decoded.clear()
         self._forgotten.clear()
-        columns = decode_columns(steady, self._decoded_ids) if steady else None
-        self._decoded_ids = columns.request_ids if columns is not None else ()
-        return requests, columns, forgotten
+        decoded = joined(columns, self._decoded_ids)
+        self._decoded_ids = decoded.request_ids if decoded is not None else ()
+        return requests, decoded, forgotten
+
+    def _take_lanes(self) -> list[LaneTokens]:
+        """The outputs in lanes, without requests that are told otherwise."""
+        taken, self._in_lanes = self._in_lanes, []
+        for at, told in enumerate(taken):
+            sequences = told.rows.sequences
+            many = told.rows_with_many_blocks()
+            for row in many:
+                if sequences[row].finish is None:
+                    self.touch(sequences[row])
+            if self._touched or self._decoded or self._forgotten:
+                others = self._touched.keys() | self._decoded.keys()
+                left_out = {row for row, item in enumerate(sequences) if item.finish is not None or item.request_id in others}
+                if left_out:
+                    taken[at] = told.without(left_out)
+        return taken
 
     def check_integrity(self) -> None:
         """Assert that the indexes agree with the requests."""

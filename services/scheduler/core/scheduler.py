@@ -4,6 +4,9 @@ Synchronous, without clock or I/O: the shell calls it from one event loop and pa
 """
 
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
+
+import numpy as np
 
 from services.scheduler.core.admission import (
     RETRY_AFTER_MS,
@@ -19,13 +22,13 @@ from services.scheduler.core.lifecycle import Lifecycle
 from services.scheduler.core.load import Load, Totals
 from services.scheduler.core.lockstep import Lockstep
 from services.scheduler.core.outlook import AllocationStatus, NextBatchInfo, next_batch_info, room_for
+from services.scheduler.core.output_commit import OutputCommit
 from services.scheduler.core.record import Arrival
 from services.scheduler.core.recovered import Recovered
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
-from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.spec_stats import SpecStats
-from services.scheduler.core.step_plan import StepPlan
+from services.scheduler.core.step_plan import IssuedBatch, StepPlan
 from services.scheduler.core.stop_rules import stop_string_wins
 from services.scheduler.core.suspects import GUILTY_AFTER
 from services.scheduler.core.takeover import adopt_orphans, attach, new_ledger, restore
@@ -49,6 +52,7 @@ class Scheduler:
         self._book, self._waiting = self._lifecycle.book, self._lifecycle.waiting
         self._fleet = self._lifecycle.fleet
         self._batcher = Batcher(config, self._lifecycle)
+        self._commit = OutputCommit(self._lifecycle)
         self._lockstep = Lockstep(self._fleet, self._batcher.plan, self._issue)
         self._is_paused = False
         self._validator = Validator(config, self._lifecycle)
@@ -213,24 +217,11 @@ class Scheduler:
         self._totals.num_sampled_tokens += len(output.token_ids)
         if not issued.sequences:
             return
-        errors = {error.row: error.message for error in output.row_errors}
-        token_ids, end = output.token_ids.tolist(), 0
-        drafts = output.draft_counts.tolist() if issued.has_drafts else None
-        rows = zip(issued.sequences, issued.attempts, issued.counts, output.token_counts.tolist(), strict=True)
-        for row, (sequence, attempt, count, num_sampled) in enumerate(rows):
-            first, end = end, end + num_sampled
-            if sequence.attempt != attempt or sequence.worker != name:
-                continue
-            if row in errors:
-                finish = Finish(FinishReason.ERROR, sequence.output_len, message=errors[row])
-                self._lifecycle.end(sequence, finish, now_us)
-                continue
-            num_drafts = 0
-            if drafts is not None:
-                num_drafts = max(0, int(issued.samples[row]) - 1)
-                if drafts and drafts[row]:
-                    self.spec_stats.count(drafts[row], num_sampled - 1)
-            self._commit(replica, sequence, count, num_drafts, token_ids[first:end], now_us)
+        rest: Items[int] = range(len(issued.sequences))
+        if not output.row_errors:
+            rest = self._commit.lanes(replica, issued, output.token_ids, now_us)
+        if rest:
+            self._commit_rows(replica, issued, output, rest, now_us)
         if self._lifecycle.suspects:
             self._lifecycle.suspects.clear(issued.sequences)
 
@@ -352,25 +343,29 @@ class Scheduler:
         sequence.set_rules(self._fleet.rules(submission))
         return sequence
 
-    def _commit(
-        self, replica: Replica, sequence: Sequence, count: int, num_drafts: int, sampled: list[int], now_us: int
+    def _commit_rows(
+        self, replica: Replica, issued: IssuedBatch, output: ScheduledBatchOutput, rows: Items[int], now_us: int
     ) -> None:
-        """Apply one row: of `count` positions, `num_drafts` of them for drafts, as many are computed as the sampled tokens say. What comes
-        behind the earliest stop is neither output nor hashed."""
-        ledger, table, manager = sequence.ledger, sequence.table, replica.manager
-        checked = ledger.output_len
-        ledger.commit(count, sampled, num_drafts)
-        finish = sequence.first_stop(checked) if sampled else None
-        if finish is not None and len(sampled) > 1:
-            ledger.cut(finish.output_len)
-        if ledger.computed_len // manager.block_size > table.num_published and sequence.status is SequenceStatus.RUNNING:
-            manager.publish(table, ledger.token_ids, ledger.computed_len, replica.applied_step)
-        if not sampled:
-            return
-        if sequence.timings.ttft_us:
-            self._book.decoded(sequence)
-        else:
-            sequence.note_tokens(now_us)
-            self._book.touch(sequence)
-        if finish is not None:
-            self._lifecycle.end(sequence, finish, now_us)
+        """Commit these rows of a batch one by one; those whose sequence has moved on come to nothing."""
+        errors = {error.row: error.message for error in output.row_errors}
+        token_ids, sampled, ends = (
+            output.token_ids.tolist(),
+            output.token_counts.tolist(),
+            np.cumsum(output.token_counts).tolist(),
+        )
+        drafts = output.draft_counts.tolist() if issued.has_drafts else None
+        for row in rows:
+            sequence = issued.sequences[row]
+            if sequence.attempt != issued.attempts[row] or sequence.worker != replica.name:
+                continue
+            if row in errors:
+                finish = Finish(FinishReason.ERROR, sequence.output_len, message=errors[row])
+                self._lifecycle.end(sequence, finish, now_us)
+                continue
+            num_drafts, num_sampled = 0, sampled[row]
+            if drafts is not None:
+                num_drafts = max(0, int(issued.samples[row]) - 1)
+                if drafts and drafts[row]:
+                    self.spec_stats.count(drafts[row], num_sampled - 1)
+            first = ends[row] - num_sampled
+            self._commit.row(replica, sequence, issued.counts[row], num_drafts, token_ids[first : ends[row]], now_us)

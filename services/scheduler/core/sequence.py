@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from kv_manager.block_table import BlockTable
 from services.scheduler.core.held_blocks import table_namespace
+from services.scheduler.core.lanes import Lanes
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.record import Arrival
 from services.scheduler.core.sequence_status import ALLOWED_TRANSITIONS, SequenceStatus, SequenceType
@@ -79,6 +80,7 @@ class Sequence:
 
     def set_rules(self, rules: StopRules | None) -> None:
         """The rules under the present model and pool."""
+        self.ledger.leave_lane()
         self.rules = rules
         self.tokens_max = rules.tokens_max if rules is not None else 0
 
@@ -89,12 +91,18 @@ class Sequence:
     def next_decode(self) -> int | None:
         """The position that the next decode row computes; None where more than one is left to compute, where the sequence has still to
         enter its slot, or where the tokens that batches in flight are sampling will be its last."""
-        ledger = self.ledger
-        position, num_tokens = ledger.computed_len + ledger.positions_in_flight, ledger.num_tokens
+        position, num_tokens = self.ledger.scheduled_len, self.ledger.num_tokens
         # The row that computes a position samples the token at the next; beyond the committed ones those are placeholders.
         if position + 1 >= num_tokens and position + 1 < self.tokens_max and self.has_entered:
             return position
         return None
+
+    def take_lane(self, lanes: Lanes) -> None:
+        """Count in the lane of its slot, if it is running, has told of its first token, and only decodes."""
+        if self.ledger.lanes is not None or self.rules is None or not self.timings.ttft_us or not self.ledger.fits_lane:
+            return
+        assert self.slot is not None and self.has_entered and self.status is SequenceStatus.RUNNING
+        self.ledger.take_lane(lanes, self.slot, self.tokens_max, self.rules.last_ids)
 
     def run(self, worker: str, slot: int) -> None:
         """Take a slot; the table is filled already."""
@@ -109,6 +117,7 @@ class Sequence:
     def swap_out(self) -> None:
         """The KV moves to the worker's host memory; slot, attempt and what is in flight stay."""
         self._move(SequenceStatus.SWAPPED)
+        self.ledger.leave_lane()
         self.cursor.num_blocks = 0
 
     def swap_in(self) -> None:
@@ -157,6 +166,7 @@ class Sequence:
 
         Where the slot's ids still differ, `has_entered` stays false: the sequence is to enter the slot again, with its KV kept.
         """
+        self.ledger.leave_lane()
         if self._is_extended_by(slot):
             self.ledger.token_ids.replace_output(slot.token_ids)
         status = SequenceStatus.SWAPPED if slot.is_swapped else SequenceStatus.RUNNING

@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from kv_manager.block_manager import BlockPairs
 from services.scheduler.core.errors import BadOutput
+from services.scheduler.core.lane_rows import LaneRows
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceType
-from tessera.values.batch import ScheduledBatchOutput, SlotEntry
+from tessera.values.batch import NO_BLOCKS, ScheduledBatchOutput, SlotEntry
+
+Column: TypeAlias = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +32,7 @@ class IssuedBatch:
     samples: npt.NDArray[np.int32]
     num_decodes: int
     has_drafts: bool
+    lane_rows: LaneRows | None = None  # the first rows, where these are
 
     @property
     def num_prefill_positions(self) -> int:
@@ -66,6 +71,9 @@ class IssuedBatch:
             )
 
 
+_NO_COLUMNS: tuple[Column, Column, Column] = (NO_BLOCKS, NO_BLOCKS, NO_BLOCKS)
+
+
 class StepPlan:
     """Rows chosen so far, decodes first, and the budget left. Adding a row puts its positions in flight."""
 
@@ -75,7 +83,7 @@ class StepPlan:
         self.num_decodes = 0
         self.entries: list[SlotEntry] = []
         self.sequences: list[Sequence] = []
-        self.slots: list[int] = []
+        self.slots: list[int] = []  # as `context_lens` and `new_block_counts` without rows in lanes
         self.counts: list[int] = []
         self.context_lens: list[int] = []
         self.new_block_counts: list[int] = []
@@ -84,6 +92,8 @@ class StepPlan:
         self.is_dummy = False
         self._samples: list[int] = []
         self._has_drafts = False
+        self._lane_rows: LaneRows | None = None  # before all others: in `sequences` and `counts`, with columns of their own
+        self._lane_columns: tuple[Column, Column, Column] = _NO_COLUMNS
 
     @classmethod
     def dummy(cls, of: "StepPlan", tokens_max: int, rows_max: int) -> "StepPlan":
@@ -109,6 +119,40 @@ class StepPlan:
         """No budget left for another row."""
         return not (self.tokens_left and self.rows_left)
 
+    def add_lanes(self, rows: LaneRows, new_blocks: list[tuple[int, int]]) -> None:
+        """The next position of each of these sequences, into an empty plan; none of them is at its cap. `new_blocks`, as (row, block), are
+        in the tables already, and cover it."""
+        num_rows, scheduled = len(rows), rows.lanes.scheduled
+        assert not self.sequences and num_rows <= min(self.tokens_left, self.rows_left)
+        context_lens = scheduled.take(rows.slots)
+        context_lens += 1
+        scheduled[rows.slots] = context_lens
+        block_counts = np.zeros(num_rows, np.int32)
+        for row, block_id in new_blocks:
+            block_counts[row] = 1
+            self.new_block_ids.append(block_id)
+        self._lane_rows, self._lane_columns = rows, (rows.slots, context_lens, block_counts)
+        self.sequences.extend(rows.sequences)
+        self.counts.extend([1] * num_rows)
+        self.num_decodes = num_rows
+        self.tokens_left -= num_rows
+        self.rows_left -= num_rows
+
+    def columns(self) -> tuple[Column, Column, Column, Column]:
+        """Of all rows the slots, counts, context lengths and numbers of new blocks."""
+        slots, context_lens, block_counts = self._lane_columns
+        num_lanes = len(slots)
+        if self.slots:
+            slots = np.concatenate((slots, np.array(self.slots, np.int32)))
+            context_lens = np.concatenate((context_lens, np.array(self.context_lens, np.int32)))
+            block_counts = np.concatenate((block_counts, np.array(self.new_block_counts, np.int32)))
+        return slots, self._with_lanes(self.counts[num_lanes:]), context_lens, block_counts
+
+    def _with_lanes(self, counts: list[int]) -> Column:
+        """These counts behind a one for every lane."""
+        ones = np.ones(len(self._lane_columns[0]), np.int32)
+        return np.concatenate((ones, np.array(counts, np.int32))) if counts else ones
+
     def add_decode(self, sequence: Sequence, position: int, new_block_ids: Items[int], count: int = 1) -> None:
         """The next position, which samples, and `count` - 1 for drafts. All decodes come before the first prefill."""
         sequence.type = SequenceType.DECODE
@@ -130,16 +174,19 @@ class StepPlan:
 
     def issued(self, step_id: int) -> IssuedBatch:
         """The rows as they are remembered until their output comes."""
-        attempts = [sequence.attempt for sequence in self.sequences]
+        rows = self._lane_rows
+        attempts = list(rows.attempts) if rows is not None else []
+        attempts += [sequence.attempt for sequence in self.sequences[len(attempts) :]]
         counts = [] if self.is_dummy else self.counts
         return IssuedBatch(
             step_id,
             self.sequences,
             attempts,
             counts,
-            np.array(self._samples, np.int32),
+            self._with_lanes(self._samples),
             self.num_decodes,
             self._has_drafts,
+            rows,
         )
 
     def _add(self, sequence: Sequence, count: int, context_len: int, new_block_ids: Items[int]) -> None:

@@ -59,6 +59,11 @@ class StopRules:
             stop_sequences=tuple(list(stop) for stop in sampling.stop_token_sequences),
         )
 
+    @property
+    def last_ids(self) -> frozenset[int]:
+        """Every id that can be the last one of an output which ends before its caps."""
+        return self.ending_ids.union(stop[-1] for stop in self.stop_sequences if stop)
+
     def first_stop(self, output: Sequence[int], checked: int = 0) -> Finish | None:
         """The earliest stop in an output, after its first `checked` tokens; no rule looks at the prompt's ids. None: it goes on."""
         if (
