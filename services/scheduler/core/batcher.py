@@ -235,6 +235,8 @@ class Batcher:
         while True:
             grown = replica.manager.append(sequence.table, sequence.ledger.scheduled_len + count)
             if not isinstance(grown, PoolExhausted):
+                if sequence.ledger.lanes is not None:
+                    replica.lanes.has_grown[sequence.slot] = True
                 return grown
             if self.preemption.make_room(replica, plan, sequence) is sequence:
                 return None
