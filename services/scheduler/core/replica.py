@@ -363,8 +363,8 @@ class Replica:
             if ledger.lanes is not None:
                 num_lanes += 1
                 assert ledger.lanes is self.lanes and status is SequenceStatus.RUNNING, "a lane is held by somebody else"
-                told = (self.lanes.num_tokens[sequence.slot], self.lanes.caps[sequence.slot])
-                assert told == (ledger.num_tokens, sequence.tokens_max), "a lane tells another story"
+                counts = [int(self.lanes.num_tokens[sequence.slot]), int(self.lanes.caps[sequence.slot])]
+                assert counts == [ledger.num_tokens, sequence.tokens_max], "a lane tells another story"
             num_blocks = len(sequence.table.host_block_ids if is_swapped else sequence.table.block_ids)
             assert num_blocks * size >= ledger.scheduled_len, "a table is too short"
             if self.manager.enable_prefix_caching:

@@ -80,7 +80,8 @@ def random_request(rng: Random) -> tuple[list[int], dict[str, Any]]:
 
 def transcript(seed: int, config: Config, num_blocks: int, block_size: int) -> list[object]:
     """All that a scheduler says while a random crowd comes, decodes, is aborted and claimed, and its worker attaches anew."""
-    rng, told = Random(seed), []
+    rng = Random(seed)
+    told: list[object] = []
     rig = Rig(config, FakeWorker(num_blocks, block_size))
     rig.take_every = rng.choice((1, 1, 3))
     real = Scheduler.take_changes
