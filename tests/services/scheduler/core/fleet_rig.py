@@ -113,7 +113,9 @@ class FleetRig:
         for _ in range(turns_max):
             if not self.turn():
                 load = self.scheduler.load()
-                assert load.num_running == load.num_swapped == load.num_waiting == 0, "nothing is scheduled, but requests are left"
+                assert load.num_running == load.num_swapped == load.num_waiting == 0, (
+                    "nothing is scheduled, but requests are left"
+                )
                 assert load.num_free_blocks == load.num_blocks
                 return
         raise AssertionError(f"not done after {turns_max} turns")
