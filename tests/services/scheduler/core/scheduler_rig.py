@@ -148,12 +148,26 @@ class Rig:
             self.state.apply(replace(record, number=record.number + 1))  # absolute: twice is once
         assert_replayed(self.state, self.scheduler)
 
-    def assert_as_alone(self, number: int) -> None:
-        """A request that ended by itself has the output it would have had alone."""
-        sequence = self.sequence(number)
-        assert sequence.finish is not None
-        expected, finish = reference_output(sequence.submission, self.pool_tokens, self.worker.model)
-        assert (self.output(number), sequence.finish) == (expected, finish)
+    def assert_as_alone(self, *numbers: int) -> None:
+        """Requests that ended by themselves have the output they would have had alone."""
+        for number in numbers:
+            sequence = self.sequence(number)
+            assert sequence.finish is not None
+            expected, finish = reference_output(sequence.submission, self.pool_tokens, self.worker.model)
+            assert (self.output(number), sequence.finish) == (expected, finish)
+
+
+def batch_short_of_a_block(rig: Rig, *max_tokens: int) -> ScheduledBatch:
+    """The batch in which the second of two requests has to go, whose row at position 7 is still in flight. Four blocks of 4 tokens, and
+    prompts of 7: position 8 of the first needs the block that only the second can give."""
+    for number, limit in enumerate(max_tokens, 1):
+        rig.submit(number, list(range(20 * number, 20 * number + 7)), max_tokens=limit)
+    rig.schedule()
+    rig.post(rig.execute())
+    rig.schedule()
+    batch = rig.schedule()
+    assert batch is not None
+    return batch
 
 
 def assert_replayed(state: StoredState, scheduler: Scheduler) -> None:

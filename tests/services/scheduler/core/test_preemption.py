@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 from fake_worker import FakeWorker
-from scheduler_rig import WORKER, Rig, submission
+from scheduler_rig import WORKER, Rig, batch_short_of_a_block, submission
 
 from services.scheduler.core.record import Arrival
 from services.scheduler.core.recovered import Adoption, Recovered, RecoveredRequest, RecoveredWorker
@@ -48,8 +48,7 @@ def test_a_prefill_and_a_decode_that_do_not_fit_together_both_end() -> None:
         rig.step()
         rig.submit(2, numbers(second[0], 30), max_tokens=second[1])
         rig.finish_all(in_flight=2, steps_max=40)
-        rig.assert_as_alone(1)
-        rig.assert_as_alone(2)
+        rig.assert_as_alone(1, 2)
 
 
 def test_two_requests_and_one_block_do_not_push_each_other_out_for_ever() -> None:
@@ -63,8 +62,7 @@ def test_two_requests_and_one_block_do_not_push_each_other_out_for_ever() -> Non
         assert [number for batch in rig.batches for number in preempted(batch)] == [2], "the later one, once"
         assert rig.scheduler.load().num_preemptions == 1
         assert [rig.sequence(number).timings.num_preemptions for number in (1, 2)] == [0, 1]
-        rig.assert_as_alone(1)
-        rig.assert_as_alone(2)
+        rig.assert_as_alone(1, 2)
 
 
 def test_a_preempted_request_keeps_its_tokens_and_comes_back_first() -> None:
@@ -108,18 +106,11 @@ def test_a_resume_needs_a_block_to_spare_beside_others() -> None:
 def test_the_output_of_a_preempted_attempt_is_dropped() -> None:
     """Case 43: the step that was in flight samples a token for somebody who is not there; it is sampled again, the same."""
     rig = rig_of(4)
-    rig.submit(1, numbers(7), max_tokens=5)
-    rig.submit(2, numbers(7, 30), max_tokens=5)
-    rig.schedule()
-    rig.post(rig.execute())
-    rig.schedule()  # both compute position 7
-    batch = rig.schedule()  # position 8 of the first needs the block that only the second can give
-    assert batch is not None and preempted(batch) == [2]
+    assert preempted(batch_short_of_a_block(rig, 5, 5)) == [2]
     rig.post(rig.execute())
     assert (len(rig.output(1)), len(rig.output(2))) == (2, 1)
     rig.finish_all(in_flight=2)
-    rig.assert_as_alone(1)
-    rig.assert_as_alone(2)
+    rig.assert_as_alone(1, 2)
 
 
 def test_an_output_of_an_earlier_attempt_is_dropped() -> None:
@@ -144,8 +135,7 @@ def test_without_chunking_a_resume_beyond_the_budget_is_chunked_all_the_same() -
     rig.submit(2, numbers(7, 30), max_tokens=12)
     rig.finish_all(in_flight=2, steps_max=60)
     assert rig.scheduler.load().num_preemptions >= 1
-    rig.assert_as_alone(1)
-    rig.assert_as_alone(2)
+    rig.assert_as_alone(1, 2)
 
 
 def test_many_requests_in_a_small_pool_all_end() -> None:

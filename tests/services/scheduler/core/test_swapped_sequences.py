@@ -1,11 +1,12 @@
 """Preemption by swap: the KV goes to host memory and comes back, and nobody can tell by the tokens."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from fake_worker import LIMITS, FakeWorker
-from scheduler_rig import WORKER, Rig
+from scheduler_rig import WORKER, Rig, batch_short_of_a_block
 
 from services.scheduler.core.preemption import Preemption
 from services.scheduler.core.replica import Replica
@@ -30,15 +31,35 @@ def replica_of(rig: Rig) -> Replica:
     return replica
 
 
+def submit_two(rig: Rig, max_tokens: int = 8) -> None:
+    """Two prompts of 7 tokens; with 8 more each they want all of four blocks of 4."""
+    rig.submit(1, numbers(7), max_tokens=max_tokens)
+    rig.submit(2, numbers(7, 30), max_tokens=max_tokens)
+
+
 def two_in_a_pool_for_one(rig: Rig, in_flight: int = 1) -> None:
     """Both run until the first needs the block that only the second can give: that is swapped out, in a batch that was issued."""
-    rig.submit(1, numbers(7), max_tokens=8)
-    rig.submit(2, numbers(7, 30), max_tokens=8)
+    submit_two(rig)
     for _ in range(30):
         if rig.sequence(2).status is SequenceStatus.SWAPPED:
             return
         rig.step(in_flight)
     raise AssertionError("nobody was swapped out")
+
+
+def issue_until(rig: Rig, is_issued: Callable[[], bool]) -> None:
+    """Batches are issued until one does what is waited for; that one is not started, those before it have ended."""
+    while not is_issued():
+        if rig.worker.queue:
+            rig.post(rig.execute())
+        rig.schedule()
+
+
+def finish_two_computing_nothing_again(rig: Rig, in_flight: int = 1) -> None:
+    """The two of `submit_two` end as if each had been alone, every position computed once."""
+    rig.finish_all(in_flight)
+    rig.assert_as_alone(1, 2)
+    assert rig.worker.computed_positions == 2 * (7 + 8 - 1)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -48,14 +69,11 @@ def test_what_is_swapped_out_comes_back_and_computes_nothing_again(in_flight: in
     two_in_a_pool_for_one(rig, in_flight)
     sequence = rig.sequence(2)
     assert sequence.attempt == 1 and sequence.slot is not None and not sequence.table.block_ids
-    rig.finish_all(in_flight)
-    rig.assert_as_alone(1)
-    rig.assert_as_alone(2)
+    finish_two_computing_nothing_again(rig, in_flight)
     moved = [swap.request_id[-1] for batch in rig.batches for swap in batch.swap_outs]
     assert moved == [2], "the later one, once"
     assert sum(len(batch.swap_ins) for batch in rig.batches) == 1
     assert sum(len(batch.entries) for batch in rig.batches) == 2, "nobody entered a slot again"
-    assert rig.worker.computed_positions == 2 * (7 + 8 - 1), "every position once"
     load = rig.scheduler.load()
     assert (load.num_preemptions, load.num_swap_outs, load.num_swapped, load.num_free_blocks) == (1, 1, 0, 4)
     assert rig.sequence(2).timings.num_preemptions == 1
@@ -63,37 +81,25 @@ def test_what_is_swapped_out_comes_back_and_computes_nothing_again(in_flight: in
 
 def test_outputs_in_flight_of_a_swapped_sequence_still_count() -> None:
     rig = rig_of(4)
-    rig.submit(1, numbers(7), max_tokens=5)
-    rig.submit(2, numbers(7, 30), max_tokens=5)
-    rig.schedule()
-    rig.post(rig.execute())
-    rig.schedule()  # both compute position 7
-    batch = rig.schedule()  # position 8 of the first needs the block that only the second can give
-    assert batch is not None and [swap.request_id[-1] for swap in batch.swap_outs] == [2]
-    assert len(batch.swap_outs[0].pairs) == 2, "what is in flight moves as well"
+    (swap,) = batch_short_of_a_block(rig, 5, 5).swap_outs
+    assert swap.request_id[-1] == 2
+    assert len(swap.pairs) == 2, "what is in flight moves as well"
     rig.post(rig.execute())
     assert (len(rig.output(1)), len(rig.output(2))) == (2, 2)
     assert rig.sequence(2).status is SequenceStatus.SWAPPED
     rig.finish_all(in_flight=2)
-    rig.assert_as_alone(1)
-    rig.assert_as_alone(2)
+    rig.assert_as_alone(1, 2)
     assert rig.worker.computed_positions == 2 * (7 + 5 - 1)
 
 
 def test_a_stop_in_an_output_in_flight_ends_a_swapped_sequence() -> None:
     rig = rig_of(4)
-    rig.submit(1, numbers(7), max_tokens=5)
-    rig.submit(2, numbers(7, 30), max_tokens=2)
-    rig.schedule()
-    rig.post(rig.execute())
-    rig.schedule()
-    rig.schedule()
+    batch_short_of_a_block(rig, 5, 2)
     assert rig.sequence(2).status is SequenceStatus.SWAPPED
     rig.post(rig.execute())
     assert rig.reason(2) is FinishReason.MAX_TOKENS
     rig.finish_all(in_flight=2)
-    rig.assert_as_alone(1)
-    rig.assert_as_alone(2)
+    rig.assert_as_alone(1, 2)
     assert replica_of(rig).manager.num_free_host_blocks == 16
 
 
@@ -121,13 +127,11 @@ def test_a_swapped_sequence_that_is_ended_or_restarted_frees_its_host_blocks(how
 def test_without_room_in_host_memory_it_is_computed_again() -> None:
     for num_host_blocks in (0, 1):
         rig = rig_of(4, num_host_blocks)
-        rig.submit(1, numbers(7), max_tokens=8)
-        rig.submit(2, numbers(7, 30), max_tokens=8)
+        submit_two(rig)
         rig.finish_all(in_flight=2)
         assert rig.scheduler.load().num_preemptions == 1 and rig.scheduler.load().num_swap_outs == 0
         assert not any(batch.swap_outs for batch in rig.batches)
-        rig.assert_as_alone(1)
-        rig.assert_as_alone(2)
+        rig.assert_as_alone(1, 2)
 
 
 def test_cached_blocks_are_not_copied_back() -> None:
@@ -141,8 +145,7 @@ def test_cached_blocks_are_not_copied_back() -> None:
     (back,) = [swap for batch in rig.batches for swap in batch.swap_ins]
     assert len(out.pairs) == len(out.block_table)
     assert 0 < len(back.pairs) < len(out.pairs)
-    rig.assert_as_alone(1)
-    rig.assert_as_alone(2)
+    rig.assert_as_alone(1, 2)
     assert replica_of(rig).manager.stats.resume_cached_tokens > 0
 
 
@@ -154,8 +157,7 @@ def test_swapped_ones_come_back_before_anybody_new() -> None:
         assert rig.sequence(3).status is SequenceStatus.WAITING
         rig.step()
     rig.finish_all()
-    for number in (1, 2, 3):
-        rig.assert_as_alone(number)
+    rig.assert_as_alone(1, 2, 3)
 
 
 def test_a_sequence_swapped_out_in_the_middle_of_its_prompt_goes_on_there() -> None:
@@ -167,8 +169,7 @@ def test_a_sequence_swapped_out_in_the_middle_of_its_prompt_goes_on_there() -> N
         assert rig.step()
     assert 0 < rig.sequence(2).ledger.computed_len < 15
     rig.finish_all()
-    rig.assert_as_alone(1)
-    rig.assert_as_alone(2)
+    rig.assert_as_alone(1, 2)
     assert rig.worker.computed_positions == 7 + 12 - 1 + 16
 
 
@@ -183,33 +184,20 @@ def test_a_lost_workers_swapped_ones_wait_and_are_found_again() -> None:
         rig.execute()
     rig.attach()
     assert rig.sequence(2).status is SequenceStatus.SWAPPED
-    rig.finish_all()
-    rig.assert_as_alone(1)
-    rig.assert_as_alone(2)
-    assert rig.worker.computed_positions == 2 * (7 + 8 - 1)
+    finish_two_computing_nothing_again(rig)
 
 
 def test_a_swap_that_the_worker_never_started_did_not_happen() -> None:
     """The stream broke before the batch that swaps out, or back in, was started: the report says where the KV is."""
     rig = rig_of(4)
-    rig.submit(1, numbers(7), max_tokens=8)
-    rig.submit(2, numbers(7, 30), max_tokens=8)
-    while rig.sequence(2).status is not SequenceStatus.SWAPPED:
-        if rig.worker.queue:
-            rig.post(rig.execute())
-        rig.schedule()
+    submit_two(rig)
+    issue_until(rig, lambda: rig.sequence(2).status is SequenceStatus.SWAPPED)
     rig.attach()
     assert rig.sequence(2).status is SequenceStatus.RUNNING
-    while not any(batch.swap_ins for batch in rig.batches):
-        if rig.worker.queue:
-            rig.post(rig.execute())
-        rig.schedule()
+    issue_until(rig, lambda: any(batch.swap_ins for batch in rig.batches))
     rig.attach()
     assert rig.sequence(2).status is SequenceStatus.SWAPPED
-    rig.finish_all()
-    rig.assert_as_alone(1)
-    rig.assert_as_alone(2)
-    assert rig.worker.computed_positions == 2 * (7 + 8 - 1)
+    finish_two_computing_nothing_again(rig)
 
 
 def test_nobody_comes_back_in_the_step_in_which_he_leaves() -> None:
@@ -223,8 +211,7 @@ def test_nobody_comes_back_in_the_step_in_which_he_leaves() -> None:
     rig.step()
     assert len(rig.batches[-1].swap_ins) == 1 and len(rig.batches[-1].swap_ins[0].pairs) == 0
     rig.finish_all()
-    rig.assert_as_alone(1)
-    rig.assert_as_alone(2)
+    rig.assert_as_alone(1, 2)
 
 
 @pytest.mark.parametrize("num_right", [0, 1, 3])
@@ -235,13 +222,11 @@ def test_drafts_in_flight_that_are_rejected_leave_no_trace_of_the_swap(block_siz
     config = Config(max_num_seqs=4, max_num_batched_tokens=32, num_speculative_tokens=3, preemption_mode="swap")
     rig = Rig(config, FakeWorker(24 // block_size, block_size, limits, num_host_blocks=32))
     rig.worker.propose = lambda room: (room, min(room, num_right))
-    rig.submit(1, numbers(7), max_tokens=16)
-    rig.submit(2, numbers(7, 30), max_tokens=16)
+    submit_two(rig, max_tokens=16)
     rig.finish_all(in_flight=2)
     assert rig.scheduler.load().num_swap_outs > 0
     assert any(batch.swap_ins for batch in rig.batches)
-    rig.assert_as_alone(1)
-    rig.assert_as_alone(2)
+    rig.assert_as_alone(1, 2)
     assert replica_of(rig).manager.num_free_host_blocks == 32
 
 
@@ -260,8 +245,7 @@ def test_many_requests_in_a_small_pool_with_a_small_host_pool_all_end() -> None:
         for number in range(1, 9):
             rig.submit(number, numbers(3 + number % 4, 10 + number), max_tokens=12, priority=number % 3)
         rig.finish_all(in_flight=2, steps_max=200)
-        for number in range(1, 9):
-            rig.assert_as_alone(number)
+        rig.assert_as_alone(*range(1, 9))
         assert rig.free_blocks == 7 and replica_of(rig).manager.num_free_host_blocks == 5
         assert rig.scheduler.load().num_swap_outs > 0
 
