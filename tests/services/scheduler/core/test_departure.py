@@ -2,6 +2,9 @@
 
 from fleet_rig import LIMITS, FleetRig
 
+from services.scheduler.core.replica import Replica
+from services.scheduler.core.sequence import Sequence
+
 NUMBERS = range(1, 9)
 PROMPT_LEN = 20
 GAP_MAX = 5
@@ -18,6 +21,25 @@ def filled_rig(num_workers: int = 2, num_blocks: int = 80) -> FleetRig:
     return rig
 
 
+def rig_with_one_swapped() -> tuple[FleetRig, Replica, Sequence]:
+    """Three requests and a single worker with room for two; its replica, and the sequence that is swapped out."""
+    rig = FleetRig(num_workers=0, num_host_blocks=40, preemption_mode="swap")
+    rig.join("worker:0", num_blocks=14)
+    for number in (1, 2, 3):
+        rig.submit(number, [number * 100 + at for at in range(10)], max_tokens=30)
+    replica = replica_of(rig)
+    while not replica.swapped:
+        rig.turn()
+    (swapped,) = replica.swapped.values()
+    return rig, replica, swapped
+
+
+def replica_of(rig: FleetRig) -> Replica:
+    replica = rig.scheduler.replica("worker:0")
+    assert replica is not None
+    return replica
+
+
 def workers_of(rig: FleetRig) -> set[str]:
     return {rig.sequence(number).worker for number in NUMBERS} - {""}
 
@@ -30,8 +52,8 @@ def assert_all_as_alone(rig: FleetRig) -> None:
 
 def test_requests_of_a_leaving_worker_move_a_few_at_a_time() -> None:
     rig = filled_rig()
-    leaving = rig.scheduler.replica("worker:0")
-    assert leaving is not None and len(leaving.running) == 4
+    leaving = replica_of(rig)
+    assert len(leaving.running) == 4
     rig.scheduler.worker_leaves("worker:0")
     lens = {number: rig.sequence(number).output_len for number in NUMBERS}
     silent = dict.fromkeys(NUMBERS, 0)
@@ -57,12 +79,9 @@ def test_requests_of_a_leaving_worker_move_a_few_at_a_time() -> None:
 def test_nobody_new_comes_to_a_leaving_worker() -> None:
     rig = filled_rig()
     rig.scheduler.worker_leaves("worker:0")
-    for number in range(20, 26):
-        rig.submit(number, [number, 7, 7], max_tokens=4)
+    new = [rig.submit(number, [number, 7, 7], max_tokens=4) for number in range(20, 26)]
     rig.turn()
-    leaving = rig.scheduler.replica("worker:0")
-    assert leaving is not None
-    assert not {number.to_bytes(16, "big") for number in range(20, 26)} & leaving.running.keys()
+    assert {sequence.worker for sequence in new} == {"worker:1"}
     assert_all_as_alone(rig)
 
 
@@ -97,24 +116,15 @@ def test_a_worker_that_comes_back_takes_requests_again() -> None:
         rig.turn()
     rig.kill("worker:0")
     rig.attach("worker:0")
-    for number in range(20, 28):
-        rig.submit(number, [number, 7, 7], max_tokens=4)
+    new = [rig.submit(number, [number, 7, 7], max_tokens=4) for number in range(20, 28)]
     rig.turn()
-    assert rig.scheduler.replica("worker:0").running  # type: ignore[union-attr]
+    assert "worker:0" in {sequence.worker for sequence in new}
     assert_all_as_alone(rig)
 
 
 def test_swapped_requests_of_a_leaving_worker_move_as_well() -> None:
     """They go first: they wait for room here, and there is some elsewhere."""
-    rig = FleetRig(num_workers=0, num_host_blocks=40, preemption_mode="swap")
-    rig.join("worker:0", num_blocks=14)
-    for number in (1, 2, 3):
-        rig.submit(number, [number * 100 + at for at in range(10)], max_tokens=30)
-    leaving = rig.scheduler.replica("worker:0")
-    assert leaving is not None
-    while not leaving.swapped:
-        rig.turn()
-    (swapped,) = leaving.swapped.values()
+    rig, leaving, swapped = rig_with_one_swapped()
     rig.join("worker:1", num_blocks=40)
     rig.scheduler.worker_leaves("worker:0")
     rig.turn()
@@ -126,15 +136,7 @@ def test_swapped_requests_of_a_leaving_worker_move_as_well() -> None:
 
 
 def test_a_swapped_request_that_fits_nowhere_else_comes_back_where_it_is() -> None:
-    rig = FleetRig(num_workers=0, num_host_blocks=40, preemption_mode="swap")
-    rig.join("worker:0", num_blocks=14)
-    for number in (1, 2, 3):
-        rig.submit(number, [number * 100 + at for at in range(10)], max_tokens=30)
-    leaving = rig.scheduler.replica("worker:0")
-    assert leaving is not None
-    while not leaving.swapped:
-        rig.turn()
-    (swapped,) = leaving.swapped.values()
+    rig, leaving, swapped = rig_with_one_swapped()
     rig.join("worker:1", num_blocks=4)
     rig.scheduler.worker_leaves("worker:0")
     while leaving.swapped:
@@ -142,4 +144,4 @@ def test_a_swapped_request_that_fits_nowhere_else_comes_back_where_it_is() -> No
     assert swapped.worker == "worker:0" and swapped.attempt == 1
     rig.finish_all()
     for number in (1, 2, 3):
-        assert rig.sequence(number).output_len == 30
+        rig.assert_as_alone(number)
