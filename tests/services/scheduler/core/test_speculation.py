@@ -1,5 +1,6 @@
 """Steps of several tokens: room for drafts, upper bounds, and what is kept of a row. No token depends on it."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from scheduler_rig import WORKER, Rig, submission
 
 from services.scheduler.core.errors import BadOutput
 from services.scheduler.core.sequence_status import SequenceStatus
-from tessera.values.batch import ScheduledBatch
+from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.config import Config, ConfigError
 from tessera.values.finish import FinishReason
 from tessera.values.model import WorkerLimits
@@ -41,6 +42,17 @@ def published(rig: Rig) -> list[tuple[int, ...]]:
     replica = rig.scheduler.replica(WORKER)
     assert replica is not None
     return sorted(tuple(entry.token_ids) for entry in replica.manager.published())
+
+
+def outputs_with_two_in_flight(rig: Rig) -> Iterator[ScheduledBatchOutput]:
+    """What the worker gives until all is done, to be posted before the next is asked for."""
+    for _ in range(60):
+        while len(rig.worker.queue) < 2 and rig.schedule() is not None:
+            pass
+        if not rig.worker.queue:
+            return
+        yield rig.execute()
+    raise AssertionError("not done after 60 steps")
 
 
 def output_of(number: int, prompt: list[int], **sampling: object) -> list[int]:
@@ -91,8 +103,7 @@ def test_drafts_take_no_block_that_a_neighbour_s_next_token_may_need() -> None:
     batch = issue(rig)
     assert batch.num_scheduled_tokens.tolist() == [1, 1], "drafts have room within the blocks held"
     rig.finish_all()
-    rig.assert_as_alone(1)
-    rig.assert_as_alone(2)
+    rig.assert_as_alone(1, 2)
 
 
 def test_a_row_waits_for_drafts_in_flight_rather_than_preempt_a_neighbour() -> None:
@@ -108,8 +119,7 @@ def test_a_row_waits_for_drafts_in_flight_rather_than_preempt_a_neighbour() -> N
     assert issue(rig).num_scheduled_tokens.tolist() == [1, 1]
     assert rig.scheduler.load().num_preemptions == 0
     rig.finish_all(in_flight=2)
-    rig.assert_as_alone(1)
-    rig.assert_as_alone(2)
+    rig.assert_as_alone(1, 2)
 
 
 def test_a_row_never_reaches_beyond_the_last_token_that_a_request_can_have() -> None:
@@ -288,21 +298,15 @@ def test_a_late_output_of_a_preempted_sequence_with_drafts_is_dropped_once() -> 
     rig.submit(1, numbers(7), max_tokens=16)
     rig.submit(2, numbers(7, 30), max_tokens=16)
     late = 0
-    for _ in range(60):
-        while len(rig.worker.queue) < 2 and rig.schedule() is not None:
-            pass
-        if not rig.worker.queue:
-            break
+    for output in outputs_with_two_in_flight(rig):
         before = {number: (rig.sequence(number).attempt, rig.output(number)) for number in (1, 2)}
         waits = [number for number in (1, 2) if rig.sequence(number).status is SequenceStatus.WAITING]
-        output = rig.execute()
         late += bool(waits) and len(output.token_counts) > 1
         rig.post(output)
         for number in waits:
             assert (rig.sequence(number).attempt, rig.output(number)) == before[number]
     assert late and rig.scheduler.load().num_preemptions
-    rig.assert_as_alone(1)
-    rig.assert_as_alone(2)
+    rig.assert_as_alone(1, 2)
 
 
 def test_a_late_output_of_an_aborted_sequence_with_drafts_is_dropped() -> None:
@@ -329,18 +333,13 @@ def test_outputs_in_flight_of_a_sequence_swapped_out_count() -> None:
     rig.submit(1, numbers(7), max_tokens=16)
     rig.submit(2, numbers(7, 30), max_tokens=16)
     counted = 0
-    for _ in range(60):
-        while len(rig.worker.queue) < 2 and rig.schedule() is not None:
-            pass
-        if not rig.worker.queue:
-            break
+    for output in outputs_with_two_in_flight(rig):
         swapped = [number for number in (1, 2) if rig.sequence(number).status is SequenceStatus.SWAPPED]
         before = {number: len(rig.output(number)) for number in swapped}
-        rig.post(rig.execute())
+        rig.post(output)
         counted += sum(len(rig.output(number)) > before[number] for number in swapped)
     assert counted and rig.scheduler.load().num_preemptions
-    rig.assert_as_alone(1)
-    rig.assert_as_alone(2)
+    rig.assert_as_alone(1, 2)
 
 
 # -- bad outputs
