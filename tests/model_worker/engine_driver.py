@@ -9,7 +9,7 @@ import numpy as np
 from model_worker.engine import Engine
 from model_worker.kv_pool import KVPool
 from model_worker.models.causal_lm import CausalLM
-from model_worker.models.deterministic import DeterministicLM, deterministic_config
+from model_worker.models.deterministic import DeterministicLM, deterministic_config, next_tokens
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry, SlotSwap
 from tessera.values.identity import Epoch
 from tessera.values.model import KVGeometry, ModelInfo, WorkerDescription, WorkerLimits
@@ -19,6 +19,15 @@ EPOCH = Epoch(1, b"scheduler-number")
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 VOCAB, BLOCK, NUM_BLOCKS, NUM_HOST_BLOCKS, MAX_LEN = 97, 4, 24, 12, 40
 LIMITS = WorkerLimits(max_num_seqs=4, max_num_batched_tokens=32)
+PROMPT = [5, 17, 3, 88, 41, 9]
+
+
+def continuation(prompt: list[int], count: int) -> list[int]:
+    """The greedy output of the deterministic model, computed without an engine."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(next_tokens(ids, VOCAB)[0])
+    return ids[len(prompt) :]
 
 
 def int32(values: Sequence[int]) -> np.ndarray:

@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_driver import BLOCK, LIMITS, MAX_LEN, NUM_BLOCKS, VOCAB, EngineDriver, Row, drop, entry, int32
+from engine_driver import BLOCK, LIMITS, MAX_LEN, NUM_BLOCKS, PROMPT, VOCAB, EngineDriver, Row, drop, entry, int32
 
 from model_worker.batch_refused import BatchRefused
 from tessera.values.batch import ScheduledBatch
 
-PROMPT = [5, 17, 3, 88, 41, 9]
 NUM_SLOTS = 2 * LIMITS.max_num_seqs
 FULL_TABLE = list(range(MAX_LEN // BLOCK))
 

@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
-from engine_driver import MAX_LEN, NUM_BLOCKS, VOCAB, EngineDriver, Row, drop, entry, swap
+from engine_driver import MAX_LEN, NUM_BLOCKS, PROMPT, VOCAB, EngineDriver, Row, drop, entry, swap
 from tiny_llama import Pair
 from torch import Tensor
 
 from model_worker.batch import Batch
 from model_worker.kv_pool import KVPool
 from model_worker.models.deterministic import DeterministicLM, deterministic_config
-
-PROMPT = [5, 17, 3, 88, 41, 9]
 
 
 class WatchedLM(DeterministicLM):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from engine_driver import BLOCK, EPOCH, NUM_BLOCKS, VOCAB, EngineDriver, Row, drop, entry, request_id
+from engine_driver import BLOCK, EPOCH, NUM_BLOCKS, PROMPT, VOCAB, EngineDriver, Row, continuation, drop, entry, request_id
 from torch import Tensor
 
 from model_worker import slot_table
@@ -15,16 +15,6 @@ from model_worker.models.deterministic import DeterministicLM, deterministic_con
 from tessera.values.batch import RowError
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.sampling import SamplingParams
-
-PROMPT = [5, 17, 3, 88, 41, 9]
-
-
-def continuation(prompt: list[int], count: int) -> list[int]:
-    """The greedy output of the deterministic model, computed without an engine."""
-    ids = list(prompt)
-    for _ in range(count):
-        ids.append(next_tokens(ids, VOCAB)[0])
-    return ids[len(prompt) :]
 
 
 def test_a_prompt_and_its_decodes() -> None:

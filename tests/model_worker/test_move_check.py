@@ -4,11 +4,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_driver import BLOCK, MAX_LEN, NUM_BLOCKS, NUM_HOST_BLOCKS, EngineDriver, Row, drop, entry, int32, pairs, swap
+from engine_driver import (
+    BLOCK,
+    MAX_LEN,
+    NUM_BLOCKS,
+    NUM_HOST_BLOCKS,
+    PROMPT,
+    EngineDriver,
+    Row,
+    drop,
+    entry,
+    int32,
+    pairs,
+    swap,
+)
 
 from model_worker.batch_refused import BatchRefused
 
-PROMPT = [5, 17, 3, 88, 41, 9]
 FULL_TABLE = list(range(MAX_LEN // BLOCK + 1))
 NO_SLOT = 8
 

@@ -6,20 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from engine_driver import VOCAB, EngineDriver, Row, drop, entry, int32, pairs, swap
+from engine_driver import PROMPT, VOCAB, EngineDriver, Row, continuation, drop, entry, int32, pairs, swap
 
-from model_worker.models.deterministic import next_tokens
 from tessera.values.batch import ScheduledBatchOutput
 from tessera.values.sampling import SamplingParams
-
-PROMPT = [5, 17, 3, 88, 41, 9]
-
-
-def continuation(prompt: list[int], count: int) -> list[int]:
-    ids = list(prompt)
-    for _ in range(count):
-        ids.append(next_tokens(ids, VOCAB)[0])
-    return ids[len(prompt) :]
 
 
 def started() -> EngineDriver:
