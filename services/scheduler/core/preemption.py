@@ -40,7 +40,7 @@ class Preemption:
             if other.request_id not in planned and self._rank(other) > rank and not replica.is_swapping_in(other)
         ]
         victim = behind[self._choose([_candidate(other, replica) for other in behind])] if behind else sequence
-        if self._can_swap(victim) and self._lifecycle.swap_out(victim) is None:
+        if self._can_swap(replica, victim) and self._lifecycle.swap_out(victim) is None:
             self.num_swap_outs += 1
         else:
             self._lifecycle.send_back(victim)
@@ -64,10 +64,12 @@ class Preemption:
         fits = manager.blocks_needed(match, positions) + num_kept <= manager.num_free_blocks
         return (sequence, match, positions) if fits else None
 
-    def _can_swap(self, victim: Sequence) -> bool:
-        """Whether the KV of a running sequence can move as it is. A suspect of bringing workers down is to be computed alone, from the queue."""
+    def _can_swap(self, replica: Replica, victim: Sequence) -> bool:
+        """Whether the KV of a running sequence can move as it is, and come back: what has outgrown this pool goes on elsewhere. A suspect of
+        bringing workers down is to be computed alone, from the queue."""
         is_strong = victim.request_id in self._lifecycle.suspects.strong
-        return self._swaps and victim.has_entered and victim.ledger.scheduled_len > 0 and not is_strong
+        can_move = victim.has_entered and victim.ledger.scheduled_len > 0
+        return self._swaps and can_move and replica.can_hold(victim) and not is_strong
 
 
 def _candidate(sequence: Sequence, replica: Replica) -> Candidate:

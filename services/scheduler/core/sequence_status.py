@@ -41,7 +41,7 @@ ALLOWED_TRANSITIONS: dict[SequenceStatus, dict[SequenceStatus, str]] = {
     },
     SequenceStatus.SWAPPED: {
         SequenceStatus.RUNNING: "swapped in",
-        SequenceStatus.WAITING: "its worker is lost, or restarted from other tokens",
+        SequenceStatus.WAITING: "its worker is lost, leaves or is too small for it, or restarted from other tokens",
         SequenceStatus.FINISHED: "a stop in an output that was in flight",
         SequenceStatus.ABORTED: "abort",
     },

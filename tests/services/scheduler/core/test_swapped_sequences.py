@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fake_worker import LIMITS, FakeWorker
+from fleet_rig import FleetRig
 from scheduler_rig import WORKER, Rig, batch_short_of_a_block
 
 from services.scheduler.core.preemption import Preemption
@@ -185,6 +186,36 @@ def test_a_lost_workers_swapped_ones_wait_and_are_found_again() -> None:
     rig.attach()
     assert rig.sequence(2).status is SequenceStatus.SWAPPED
     finish_two_computing_nothing_again(rig)
+
+
+@pytest.mark.parametrize("num_requests", [1, 2])
+@pytest.mark.parametrize("turns", range(1, 9))
+def test_what_outgrows_its_pool_goes_on_at_the_larger_worker_that_has_come(num_requests: int, turns: int) -> None:
+    """The larger pool allows more tokens than the small one holds: on the host they would wait for ever, whether they were there before
+    or run out of blocks later."""
+    rig = FleetRig(1, num_blocks=4, num_host_blocks=8, preemption_mode="swap")
+    for number in range(1, num_requests + 1):
+        rig.submit(number, numbers(7, 30 * number), max_tokens=30)
+    for _ in range(turns):
+        rig.turn()
+    rig.join("larger", num_blocks=20)
+    rig.finish_all()
+    for number in range(1, num_requests + 1):
+        rig.assert_as_alone(number)
+
+
+def test_what_is_on_the_host_of_a_worker_that_is_too_small_now_waits_for_another() -> None:
+    rig = FleetRig(1, num_blocks=4, num_host_blocks=8, preemption_mode="swap")
+    for number in (1, 2):
+        rig.submit(number, numbers(7, 30 * number), max_tokens=30)
+    while rig.sequence(2).status is not SequenceStatus.SWAPPED:
+        rig.turn()
+    rig.join("as.small", num_blocks=4)
+    assert rig.sequence(2).status is SequenceStatus.SWAPPED
+    rig.join("larger", num_blocks=20)
+    assert rig.sequence(2).status is SequenceStatus.WAITING
+    rig.turn()
+    assert rig.sequence(2).worker == "larger"
 
 
 def test_a_swap_that_the_worker_never_started_did_not_happen() -> None:
