@@ -1,7 +1,6 @@
 """The host pool: where the KV of sequences that are swapped out waits."""
 
 import numpy as np
-import torch
 
 from model_worker.kv_pool import KVPool, read_block, reserved_zeros
 
@@ -9,31 +8,25 @@ from model_worker.kv_pool import KVPool, read_block, reserved_zeros
 class HostPool:
     """Blocks in host memory, each in one piece: `[num_blocks, num_layers, 2 (key, value), num_kv_heads, block_size, head_dim]`.
 
-    Owned by one engine, beside its pool. Where that lies on a device the memory is pinned and copies are queued behind the device's
-    other work; on a CPU it is reserved, not resident, until a block is first written.
+    Owned by one engine, beside its pool. Memory is reserved, not resident, until a block is first written.
     """
 
     def __init__(self, kv: KVPool, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._kv = kv
         shape = (num_blocks, kv.num_layers, 2, kv.num_kv_heads, kv.block_size, kv.head_dim)
-        if kv.device.type == "cpu":
-            self._data = reserved_zeros(shape, kv.dtype)
-        else:
-            self._data = torch.zeros(shape, dtype=kv.dtype, pin_memory=num_blocks > 0)
+        self._data = reserved_zeros(shape, kv.dtype)
 
     def swap_out(self, pairs: np.ndarray) -> None:
         """Copy blocks of the pool to here: `pairs` int32 `[P, 2]` (block of the pool, host block)."""
         for source, target in pairs.tolist():
-            self._data[target].copy_(self._kv.raw_block(source), non_blocking=True)
+            self._data[target].copy_(self._kv.raw_block(source))
 
     def swap_in(self, pairs: np.ndarray) -> None:
         """Copy blocks from here to the pool: `pairs` int32 `[P, 2]` (host block, block of the pool)."""
         for source, target in pairs.tolist():
-            self._kv.raw_block(target).copy_(self._data[source], non_blocking=True)
+            self._kv.raw_block(target).copy_(self._data[source])
 
     def block(self, block_id: int) -> np.ndarray:
         """A copy of one block, see `read_block`."""
-        if self._kv.device.type != "cpu":
-            torch.cuda.synchronize(self._kv.device)
         return read_block(self._data[block_id])

@@ -21,7 +21,8 @@ class KVPool:
 
     A layer's keys (and values) are `[num_blocks + 1, num_kv_heads, block_size, head_dim]`. Heads come before offsets so that
     gathering blocks gives each head its tokens in one piece. The last block (`null_block`) belongs to no table and is zero: padded
-    reads go there. Only a dummy run writes it, and clears it. Memory is zero and reserved, not resident, until a block is first written (huge pages: 2 MiB steps).
+    reads go there. Only a dummy run writes it, and clears it. Memory is zero and reserved, not resident, until a block is first
+    written (huge pages: 2 MiB steps).
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class KVPool:
 
     @property
     def null_block(self) -> int:
-        """Id of the block that is always zero."""
+        """Id of the block that padded reads go to."""
         return self.num_blocks
 
     @property
@@ -66,11 +67,6 @@ class KVPool:
         """The values of one layer, a view `[num_blocks + 1, num_kv_heads, block_size, head_dim]`."""
         return self._data[layer, 1]
 
-    @property
-    def device(self) -> torch.device:
-        """Where the pool lies."""
-        return self._data.device
-
     def raw_block(self, block_id: int) -> Tensor:
         """One block as it lies, a view `[num_layers, 2 (key, value), num_kv_heads, block_size, head_dim]`."""
         return self._data[:, :, block_id]
@@ -86,7 +82,7 @@ class KVPool:
 
     def zero_blocks(self, block_ids: np.ndarray) -> None:
         """Clear whole blocks, int32 `[Z]`."""
-        self._data.index_fill_(2, torch.from_numpy(block_ids.astype(np.int64)).to(self.device), 0)
+        self._data.index_fill_(2, torch.from_numpy(block_ids.astype(np.int64)), 0)
 
 
 def reserved_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -98,9 +94,9 @@ def reserved_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def read_block(raw: Tensor) -> np.ndarray:
-    """A copy of a block as float32 `[num_layers, 2 (key, value), block_size, num_kv_heads, head_dim]` on the host; see `KVPool.raw_block`."""
+    """A copy of a block as float32 `[num_layers, 2 (key, value), block_size, num_kv_heads, head_dim]`; see `KVPool.raw_block`."""
     block = raw.permute(0, 1, 3, 2, 4)
-    copied: np.ndarray = block.to("cpu", torch.float32, copy=True).contiguous().numpy()
+    copied: np.ndarray = block.to(torch.float32, copy=True).contiguous().numpy()
     return copied
 
 
