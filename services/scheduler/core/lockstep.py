@@ -37,14 +37,15 @@ class Lockstep:
         self._ready.pop(name, None)
         self._is_settling = True
 
-    def next_batch(self, name: str, now_us: int) -> ScheduledBatch | None:
-        """A member's batch of the earliest round that it has not been given; begins a round where it has been given all, and all are ready."""
-        if not self._ready[name] and self._may_begin():
+    def next_batch(self, name: str, now_us: int, may_begin: bool) -> ScheduledBatch | None:
+        """A member's batch of the earliest round that it has not been given; begins a round, if that is allowed, where it has been given all,
+        and all are ready."""
+        if not self._ready[name] and may_begin and self._are_ready():
             self._begin(now_us)
         ready = self._ready[name]
         return ready.popleft() if ready else None
 
-    def _may_begin(self) -> bool:
+    def _are_ready(self) -> bool:
         members = list(self._fleet)
         if not all(replica.is_attached for replica in members):
             return False

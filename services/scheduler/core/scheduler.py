@@ -182,18 +182,18 @@ class Scheduler:
         A batch without rows only drops slots or swaps them. In a lockstep group everybody has a batch where anybody has.
         """
         replica = self._fleet.get(name)
-        if replica is None or not replica.is_attached or self._is_paused:
+        if replica is None or not replica.is_attached:
             return None
         if self._config.lockstep:
-            return self._lockstep.next_batch(name, now_us)
-        if len(replica.in_flight) >= replica.batches_max:
+            return self._lockstep.next_batch(name, now_us, may_begin=not self._is_paused)
+        if self._is_paused or len(replica.in_flight) >= replica.batches_max:
             return None
         plan = self._batcher.plan(replica, now_us)
         return self._issue(replica, plan, now_us) if plan.sequences or replica.has_orders else None
 
     def pause(self) -> None:
-        """Issue no more batches until `resume`. What is in flight ends and counts, running requests keep their slots, new ones wait; a next
-        leader is not paused."""
+        """Issue no more batches until `resume`. What is in flight ends and counts, in a lockstep group the round that has begun; running
+        requests keep their slots, new ones wait; a next leader is not paused."""
         self._is_paused = True
 
     def resume(self) -> None:

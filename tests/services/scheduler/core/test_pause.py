@@ -2,6 +2,7 @@
 
 import pytest
 from fake_worker import FakeWorker
+from fleet_rig import FleetRig
 from scheduler_rig import Rig
 
 from tessera.values.config import Config
@@ -68,3 +69,18 @@ def test_requests_end_and_workers_come_while_paused() -> None:
     rig.finish_all()
     rig.assert_as_alone(2)
     assert rig.free_blocks == 40 and not rig.worker.slots
+
+
+def test_a_round_of_a_lockstep_group_that_has_begun_goes_to_everybody() -> None:
+    """Its members compute together: without the others the first one would not come back."""
+    rig = FleetRig(2, lockstep=True)
+    rig.submit(1, numbers(5), max_tokens=9)
+    assert rig.schedule("worker:0") is not None
+    rig.scheduler.pause()
+    batch = rig.schedule("worker:1")
+    assert batch is not None and batch.is_dummy_run
+    rig.turn()
+    assert not rig.turn(), "nothing is issued"
+    rig.scheduler.resume()
+    rig.finish_all()
+    rig.assert_as_alone(1)
