@@ -28,8 +28,8 @@ class Submission:
     - `cache_salt`: the tenant's part of the namespace of its prefixes. Only requests of the same salt share cached blocks; empty is a
       namespace like any other.
     - `max_model_length`: the request's own cap on prompt and output together, tokens; 0: none but the model's and the pool's.
-    - `fork_of`: internal id of the request whose prompt this one shares, so that it can share its blocks as well; empty: none. A hint:
-      without it, or where that request is gone, the tokens are the same.
+    - `fork_of`: internal id of the request, no fork itself, whose prompt this one shares, so that it can share its blocks as well; empty:
+      none. A hint: without it, or where that request is gone, the tokens are the same.
     """
 
     request_id: bytes

@@ -11,12 +11,13 @@ from services.scheduler.core.sequence_status import SequenceStatus
 
 
 def parent_of(book: RequestBook, child: Sequence) -> Sequence | None:
-    """The live request that a sequence is a fork of: one of the same prompt, tenant and client. None as well where it is gone."""
+    """The live request that a sequence is a fork of: one of the same prompt, tenant and client, and no fork itself, so that nobody waits for
+    himself. None as well where it is gone."""
     submission = child.submission
     if not submission.fork_of:
         return None
     parent = book.get(submission.fork_of)
-    if parent is None or parent is child or parent.finish is not None:
+    if parent is None or parent.submission.fork_of or parent.finish is not None:
         return None
     own = parent.submission
     is_same = (own.principal, own.cache_salt) == (submission.principal, submission.cache_salt)

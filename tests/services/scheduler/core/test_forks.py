@@ -197,6 +197,14 @@ def test_a_child_of_nobody_known_is_like_any_other() -> None:
     assert_as_alone(rig, [2, 3])
 
 
+def test_children_of_each_other_do_not_wait_for_ever() -> None:
+    rig = rig_of()
+    for number, other in ((1, 2), (2, 3), (3, 1)):
+        rig.submit(number, numbers(9), max_tokens=4, fork_of=other.to_bytes(16, "big"))
+    rig.finish_all()
+    assert_as_alone(rig, [1, 2, 3])
+
+
 def test_children_that_come_later_fork_from_a_parent_in_the_middle_of_its_output() -> None:
     rig = rig_of(enable_prefix_caching=False)
     rig.submit(1, numbers(10), max_tokens=20)
