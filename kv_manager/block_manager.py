@@ -112,7 +112,8 @@ class BlockManager:
         return PrefixMatch(len(token_ids), num_cached_tokens, block_ids, free_block_ids, self._pool_version)
 
     def likely_cached_len(self, table: BlockTable, token_ids: TokenIds) -> int:
-        """Tokens that `match` would find cached, told from digests alone: for choosing between pools. Takes nothing; fills `table.digests`."""
+        """Tokens that `match` would find cached, told from digests alone: for choosing between pools. Takes nothing; fills
+        `table.digests`."""
         return self._cache.likely_match_len(table, token_ids) * self.block_size
 
     def blocks_needed(self, match: PrefixMatch, num_tokens: int) -> int:
@@ -152,7 +153,8 @@ class BlockManager:
         return min(num_full, parent.num_published) if self._cache.publishes(parent) else num_full
 
     def fork(self, parent: BlockTable, child: BlockTable, num_computed: int, num_tokens: int) -> BlockPairs | PoolExhausted:
-        """Fill the empty table of a child, for `num_tokens` tokens, with the KV of its parent's first `num_computed` positions. All or nothing.
+        """Fill the empty table of a child, for `num_tokens` tokens, with the KV of its parent's first `num_computed` positions. All or
+        nothing.
 
         The caller vouches that both have the same tokens there, and that batches already issued compute them in the parent's table.
         The full blocks below `num_computed` are shared by reference; the block that holds the positions after them is a fresh
@@ -184,6 +186,9 @@ class BlockManager:
         """Make a table the only holder of its blocks from that of `position` on, so that it may write there other tokens than before.
         All or nothing.
 
+        For a caller whose sequence goes on in place with other tokens. The scheduler is none so far: `fork` copies beforehand what a
+        child is to write into, and a sequence that restarts from other tokens takes a new table.
+
         Each of these blocks that another table shares, or that is published, is replaced by a fresh one; what was published stays
         so. Where tokens before `position` lie in such a block, the returned pair copies it; it goes into the `copies` of the batch in
         which the sequence enters its slot anew, with this table. The digests from there on are forgotten.
@@ -206,7 +211,8 @@ class BlockManager:
         return pairs
 
     def swap_out(self, table: BlockTable, num_computed: int) -> BlockPairs | HostPoolExhausted:
-        """Move a table to the host: its blocks are free, and as many host blocks as span `num_computed` positions are its own. All or nothing.
+        """Move a table to the host: its blocks are free, and as many host blocks as span `num_computed` positions are its own. All or
+        nothing.
 
         `num_computed` includes positions of batches in flight, which the worker executes before it copies. The pairs (block, host block) go
         into the `swap_outs` of the next batch. Published blocks stay in the prefix cache while nobody takes them. Until it is
@@ -356,8 +362,8 @@ class BlockManager:
         return block_ids
 
     def _copied(self, pairs: Iterable[tuple[int, int]], copied_from: Sequence[int] = ()) -> BlockPairs:
-        """These pairs. Their targets need no zeroing; their sources, the last of a table's first blocks `copied_from`, are held until the batch
-        is sealed, with those before them, so that a prefix is never released before what continues it."""
+        """These pairs. Their targets need no zeroing; their sources, the last of a table's first blocks `copied_from`, are held until
+        the batch is sealed, with those before them, so that a prefix is never released before what continues it."""
         listed = list(pairs)
         if listed and copied_from:
             for block_id in copied_from:
