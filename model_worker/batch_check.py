@@ -104,9 +104,8 @@ def _check_rows(
     if batch.num_scheduled_tokens.min() < 1:
         refuse(f"row {batch.num_scheduled_tokens.argmin()} computes {batch.num_scheduled_tokens.min()} positions")
     if batch.num_decodes and batch.num_scheduled_tokens[: batch.num_decodes].max() > 1:
-        refuse(
-            f"row {batch.num_scheduled_tokens[: batch.num_decodes].argmax()} is a decode of more than one position: this worker makes no drafts"
-        )
+        row = batch.num_scheduled_tokens[: batch.num_decodes].argmax()
+        refuse(f"row {row} is a decode of more than one position: this worker makes no drafts")
     if (
         len(batch.new_block_ids)
         and not 0 <= batch.new_block_ids.min() <= batch.new_block_ids.max() < worker.geometry.num_blocks

@@ -1,9 +1,8 @@
 """One model replica: holds slots and KV, executes one batch after the other, reports what it holds.
 
 A batch either is refused whole and changes nothing, or runs in this order: drops, swap outs, copies, swap ins, zero, entries, new
-blocks, compute, sample. A row that
-fails (its forward pass, or its logits) fails alone: its slot gets no token, its computed length stays, and it takes part in nothing
-until the scheduler drops it.
+blocks, compute, sample. A row that fails (its forward pass, or its logits) fails alone: its slot gets no token, its computed length
+stays, and it takes part in nothing until the scheduler drops it.
 """
 
 import logging
@@ -43,7 +42,8 @@ class _Computed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockContent:
-    """One block of the KV pool: the step that last wrote it (0 for never), and `kv`, see `read_block`. Of the host pool steps are not kept: 0."""
+    """One block of the KV pool: the step that last wrote it (0 for never), and `kv`, see `read_block`. Of the host pool steps are not
+    kept: 0."""
 
     block_id: int
     last_write_step: int

@@ -20,8 +20,8 @@ class SlotTable:
     Columns are indexed by slot, int64 unless said: `held` (bool), `swapped` (bool: the table names blocks of the host pool), `attempts`,
     `prompt_lens`, `num_ids` (token ids known: prompt and outputs), `computed_lens` (positions with valid KV), `table_lens` (blocks owned),
     `token_ids` int32 `[num_slots, max_model_len + 1]`, `block_tables` int32 `[num_slots, blocks_max]`. By block: `users` int32 (tables
-    that name a block of the pool), `host_users` (the same of the host pool). `failures` says why a slot has ended for good: it takes part in no step until it is
-    dropped. Readers do not write to the columns.
+    that name a block of the pool), `host_users` (the same of the host pool). `failures` says why a slot has ended for good: it takes
+    part in no step until it is dropped. Readers do not write to the columns.
     """
 
     def __init__(self, num_slots: int, max_model_len: int, geometry: KVGeometry) -> None:

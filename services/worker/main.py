@@ -23,7 +23,8 @@ STOP_GRACE_S = 2.0
 
 
 def run(config: WorkerConfig) -> None:
-    """Serve until SIGTERM or SIGINT, then let the requests go elsewhere and finish the started batch. Raises what `load_engine` raises, and BindError."""
+    """Serve until SIGTERM or SIGINT, then let the requests go elsewhere and finish the started batch. Raises what `load_engine` raises,
+    and BindError."""
     configure_logs("worker", config.log_level)
     if not asyncio.run(serve(config, load_engine)):
         logging.shutdown()
