@@ -12,6 +12,9 @@ from kv_manager.block import Blocks
 BULK_BLOCKS = 16
 """From so many blocks on, two at the least, it pays to look at them together."""
 
+_NONE = -1
+"""No block, in a column of block ids."""
+
 
 class PrefixIndex(Protocol):
     """Published blocks by the whole prefix they stand for.
@@ -142,14 +145,14 @@ class HashPrefixIndex:
         return True
 
     def _find(self, digest: int) -> int:
-        """The first block under a digest, or -1."""
+        """The first block under a digest, or `_NONE`."""
         block_id, digests = self._heads[digest & self._mask], self._blocks.digests
         while block_id >= 0 and digests[block_id] != digest:
             block_id = self._following[block_id]
         return block_id
 
     def _chain(self, block_id: int, first: int) -> None:
-        """Put a block behind the first one of its digest, or, where that is -1, at the head of its chain."""
+        """Put a block behind the first one of its digest, or, where that is `_NONE`, at the head of its chain."""
         following = self._following
         if first >= 0:
             following[block_id], following[first] = following[first], block_id
@@ -197,9 +200,6 @@ class HashPrefixIndex:
         for block_id in published:
             has_parent = blocks.steps[block_id] & 1
             assert not has_parent or blocks.links[block_id] in firsts, f"block {block_id} outlived its prefix"
-
-
-_NONE = -1
 
 
 def link_of(parent: int | None) -> tuple[int, int]:

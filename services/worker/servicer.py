@@ -29,6 +29,7 @@ READ_BLOCKS_MAX = 4096
 """Blocks of one ReadBlocks: they are copied all at once."""
 
 LEAVE_POLL_S = 0.05
+"""How often a worker that is to end looks whether its slots are empty; each look waits for the batch that runs."""
 
 SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
