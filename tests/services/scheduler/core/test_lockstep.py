@@ -1,11 +1,10 @@
 """A group in lockstep: every round is a batch for each member, and whoever has nothing to compute runs as much for nobody."""
 
 import random
-from dataclasses import replace
 
 import pytest
 from fake_worker import FakeWorker
-from fleet_rig import BROKEN, LIMITS, FleetRig
+from fleet_rig import BROKEN, FleetRig
 
 from services.scheduler.core.worker_loss import LEFT
 from tessera.values.batch import ScheduledBatch
@@ -23,17 +22,7 @@ class GroupRig(FleetRig):
 
     def __init__(self, num_workers: int = 3, num_blocks: int = 40, num_host_blocks: int = 0, **config: object) -> None:
         self.rounds: dict[str, list[ScheduledBatch]] = {}
-        self.num_host_blocks = num_host_blocks
-        super().__init__(num_workers, num_blocks, lockstep=True, worker_choice="round_robin", **config)
-
-    def join(self, name: str, num_blocks: int = 40) -> FakeWorker:
-        limits = replace(LIMITS, num_speculative_tokens=self.config.num_speculative_tokens)
-        worker = FakeWorker(num_blocks, 4, limits, num_host_blocks=self.num_host_blocks)
-        self.workers[name] = worker
-        worker.boots = 100 * len(self.workers)
-        worker.restart()
-        self.attach(name)
-        return worker
+        super().__init__(num_workers, num_blocks, num_host_blocks, lockstep=True, worker_choice="round_robin", **config)
 
     def attach(self, name: str) -> None:
         self.rounds.setdefault(name, [])
@@ -208,17 +197,8 @@ def test_who_brings_workers_down_is_found_in_a_group_too() -> None:
     rig.assert_as_alone(2)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_random_lives_of_a_group_stay_in_step(seed: int) -> None:
-    rng = random.Random(seed)
-    rig = GroupRig(
-        rng.randint(2, 4),
-        rng.choice((8, 12, 40)),
-        num_host_blocks=rng.choice((0, 6, 20)),
-        max_num_batched_tokens=rng.choice((64, 128)),
-        num_speculative_tokens=rng.choice((0, 3)),
-        preemption_mode=rng.choice(PREEMPTION_MODES),
-    )
+def live(rig: GroupRig, rng: random.Random) -> None:
+    """Requests come, are aborted, and members are lost and found; in the end everybody has his tokens."""
     number, names = 0, list(rig.workers)
     for _ in range(60):
         for _ in range(rng.choice((0, 0, 1, 3))):
@@ -244,3 +224,24 @@ def test_random_lives_of_a_group_stay_in_step(seed: int) -> None:
         finish = rig.sequence(one).finish
         if finish is not None and finish.reason is not FinishReason.ABORTED:
             rig.assert_as_alone(one)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_lives_of_a_group_stay_in_step(seed: int) -> None:
+    rng = random.Random(seed)
+    rig = GroupRig(
+        rng.randint(2, 4),
+        rng.choice((8, 12, 40)),
+        num_host_blocks=rng.choice((0, 6, 20)),
+        max_num_batched_tokens=rng.choice((64, 128)),
+        num_speculative_tokens=rng.choice((0, 3)),
+        preemption_mode=rng.choice(PREEMPTION_MODES),
+    )
+    live(rig, rng)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_group_whose_requests_are_swapped_stays_in_step(seed: int) -> None:
+    rig = GroupRig(2, num_blocks=7, num_host_blocks=20, preemption_mode="swap")
+    live(rig, random.Random(seed))
+    assert rig.scheduler.load().num_swap_outs > 0
