@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from kv_manager.block_manager import BlockManager
 from kv_manager.block_table import BlockTable, HeldTable
 
@@ -110,9 +112,11 @@ def test_children_of_a_table_filled_before_it_share_its_silence(serve: Serve) ->
 def test_a_match_from_before_it_is_void(serve: Serve) -> None:
     serving = serve()
     serving.run(ids(1, 9))
-    match = serving.manager.match(BlockTable(), ids(1, 9))
+    table = BlockTable()
+    match = serving.manager.match(table, ids(1, 9))
     reset(serving)
-    assert match.pool_version != serving.manager.match(BlockTable(), ids(1, 9)).pool_version
+    with pytest.raises(AssertionError, match="the pool changed since the match"):
+        serving.manager.allocate(table, match, 9)
 
 
 def test_a_takeover_finds_what_is_still_held(serve: Serve) -> None:

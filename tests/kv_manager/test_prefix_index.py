@@ -222,7 +222,7 @@ def test_all_indexes_report_the_same_hits(moves: list[tuple[str, list[int], int]
             digests.append(chain_digests(row[None], digests[-1] if digests else roots[tenant])[0] % num_digests)
         found = [index.longest_match(digests, rows, roots[tenant]) for index in indexes]
         assert len(found[0]) == len(found[1])
-        assert [index.likely_match_len(digests) for index in indexes] in ([n, n] for n in range(13))
+        assert indexes[0].likely_match_len(digests) == indexes[1].likely_match_len(digests) >= len(found[0])
         for pool, block_ids in zip(pools, found, strict=True):
             assert pool.token_ids[block_ids].tobytes() == rows[: len(block_ids)].tobytes()
         if move == "publish" and len(free) >= len(tokens):
