@@ -44,8 +44,8 @@ class Life:
         block_size = self.rng.choice((1, 2, 4))
         limits = WorkerLimits(max_num_seqs=6, max_num_batched_tokens=24)
         host_blocks = self.rng.choice((8, 64)) // block_size
-        worker = EngineWorker(self.rng.randint(32, 56) // block_size, block_size, limits, host_blocks)
-        self.rig = Rig(random_config(self.rng, mode), worker)
+        self.worker = EngineWorker(self.rng.randint(32, 56) // block_size, block_size, limits, host_blocks)
+        self.rig = Rig(random_config(self.rng, mode), self.worker)
         self.rig.take_every = 4
         self.prompts: dict[int, list[int]] = {}
 
@@ -75,12 +75,15 @@ class Life:
         self.rig.finish_all(self.rig.config.max_batches_in_flight)
 
     def check(self) -> None:
-        """Every request that ended by itself has its own tokens; a worker that is told of the last drops holds nothing."""
+        """Every request has its own tokens, as many as it asked for unless something else has ended it; nobody holds anything."""
         for number, prompt in self.prompts.items():
             output, reason = self.rig.output(number), self.rig.reason(number)
             assert output == greedy_output(prompt, len(output)), f"request {number}"
             assert reason in (FinishReason.MAX_TOKENS, FinishReason.MAX_MODEL_LEN, FinishReason.ABORTED)
+            asked = self.rig.sequence(number).submission.sampling.max_tokens
+            assert (reason is FinishReason.MAX_TOKENS) == (len(output) == asked), f"request {number}"
         assert self.rig.free_blocks == self.rig.worker.geometry.num_blocks
+        assert self.worker.engine.num_slots_held == 0
 
 
 def moves(batches: list[ScheduledBatch]) -> Counter[str]:
@@ -104,8 +107,6 @@ def test_the_engine_takes_whatever_the_scheduler_sends(mode: str) -> None:
         except BaseException as error:
             error.add_note(f"seed {seed}, mode {mode}")
             raise
-        worker = life.rig.worker
-        assert isinstance(worker, EngineWorker)
-        seen += moves(worker.executed)
+        seen += moves(life.worker.executed)
     assert seen["copies"] > 0 and seen["zeroed"] > 0, seen
     assert (seen["swap_outs"] > 0) == (seen["swap_ins"] > 0) == (mode == "swap"), seen

@@ -1,5 +1,6 @@
 """Requests that share a prompt (n > 1): they wait for it to be computed once, fork from it, and give what they would give alone."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -37,9 +38,8 @@ def submit_family(rig: Rig, prompt: list[int], num_children: int = 2, max_tokens
     return list(range(1, 2 + num_children))
 
 
-def assert_as_alone(rig: Rig, numbers_: list[int]) -> None:
-    for number in numbers_:
-        rig.assert_as_alone(number)
+def assert_as_alone(rig: Rig, family: list[int]) -> None:
+    rig.assert_as_alone(*family)
     assert rig.free_blocks == rig.worker.geometry.num_blocks
 
 
@@ -211,11 +211,9 @@ def test_children_that_come_later_fork_from_a_parent_in_the_middle_of_its_output
     for _ in range(8):
         rig.step(in_flight=2)
     rig.submit(2, numbers(10), max_tokens=5, seed=3, fork_of=PARENT)
-    before = rig.worker.computed_positions
-    rig.step(in_flight=2)
     rig.finish_all(in_flight=2)
     assert len(copies_of(rig)) == 1
-    assert rig.worker.computed_positions - before < 10 + 20
+    assert rig.worker.computed_positions == (10 + 20 - 1) + 5, "of its prompt the child computes the last position"
     assert_as_alone(rig, [1, 2])
 
 
@@ -320,6 +318,8 @@ def test_children_go_to_the_worker_of_their_parent() -> None:
     rig.finish_all()
     computed = sum(worker.computed_positions for worker in rig.workers.values())
     assert computed == 10 + 2 + 3 * 11
+    for number in (1, 2, 3):
+        rig.assert_as_alone(number)
 
 
 def test_a_child_that_has_no_seat_beside_its_parent_goes_elsewhere() -> None:
@@ -331,6 +331,8 @@ def test_a_child_that_has_no_seat_beside_its_parent_goes_elsewhere() -> None:
     rig.turn()
     assert parent.worker and child.worker and child.worker != parent.worker
     rig.finish_all()
+    rig.assert_as_alone(1)
+    rig.assert_as_alone(2)
 
 
 # -- the worker of these tests sees what is wrong
@@ -348,12 +350,14 @@ def copy_the_block_before(batch: ScheduledBatch) -> ScheduledBatch:
 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("damage", [drop_copies, copy_the_block_before])
-def test_a_copy_that_is_missing_or_of_another_block_is_seen(damage: object, caching: bool) -> None:
+def test_a_copy_that_is_missing_or_of_another_block_is_seen(
+    damage: Callable[[ScheduledBatch], ScheduledBatch], caching: bool
+) -> None:
     rig = rig_of(enable_prefix_caching=caching)
     submit_family(rig, numbers(11))
     rig.step()
     batch = rig.schedule()
-    assert batch is not None and len(batch.copies) == 2 and callable(damage)
+    assert batch is not None and len(batch.copies) == 2
     rig.worker.queue[-1] = damage(batch)
     with pytest.raises(AssertionError, match="is not its own"):
         rig.execute()
