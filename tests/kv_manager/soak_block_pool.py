@@ -8,6 +8,7 @@ import random
 import sys
 import time
 
+import pytest
 from block_pool import Pool, random_moves
 from test_block_manager_model import weak_chain
 
@@ -29,15 +30,12 @@ def run_life(seed: int) -> str:
         "digests_collide": rng.random() < 0.1,
         "prefix_index": rng.choice(("hash", "hash", "radix")),
     }
-    real_chain = prefix_cache.chain_digests
-    if drawn["digests_collide"]:
-        prefix_cache.chain_digests = weak_chain  # type: ignore[attr-defined]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        if drawn["digests_collide"]:
+            patch.setattr(prefix_cache, "chain_digests", weak_chain)
         pool = Pool(**drawn)
         random_moves(rng, pool, MOVES_PER_LIFE, restarts=not pool.digests_collide)
         pool.end()
-    finally:
-        prefix_cache.chain_digests = real_chain  # type: ignore[attr-defined]
     return f"{drawn}: {pool.step} steps, {pool.counts}"
 
 

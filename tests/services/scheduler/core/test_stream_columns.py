@@ -2,6 +2,7 @@
 
 import random
 from array import array
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,9 +34,9 @@ class Desk:
         self.num_read += 1
         return tuple(self.outputs[request_id][offset:])
 
-    def _record(self, **fields: object) -> None:
+    def _record(self, **fields: Any) -> None:
         self.number += 1
-        self.streams.add(Record(self.number, **fields), 0)  # type: ignore[arg-type]
+        self.streams.add(Record(self.number, **fields), 0)
 
     def decode(self, ids: tuple[bytes, ...], token_id: int) -> None:
         """One more token for each."""

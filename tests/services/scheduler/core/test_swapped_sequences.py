@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from scheduler_rig import WORKER, Rig, batch_short_of_a_block
 
 from services.scheduler.core.preemption import Preemption
 from services.scheduler.core.replica import Replica
+from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.worker_loss import LEFT
 from tessera.values.config import Config
@@ -285,8 +287,8 @@ def test_a_planted_wrong_pair_is_found_at_once(monkeypatch: pytest.MonkeyPatch) 
     """The worker copies one block to another place than the table says: its next read shows it."""
     real = Replica.swap_in
 
-    def crossed(self: Replica, *given: object) -> object:
-        result = real(self, *given)  # type: ignore[arg-type]
+    def crossed(self: Replica, *given: Any) -> object:
+        result = real(self, *given)
         swap = self.swap_ins[-1]
         if len(swap.pairs) > 1:
             swap.pairs[:, 0] = np.roll(swap.pairs[:, 0], 1)
@@ -302,11 +304,12 @@ def test_a_planted_wrong_pair_is_found_at_once(monkeypatch: pytest.MonkeyPatch) 
 def test_a_planted_swap_that_leaves_out_what_is_in_flight_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Replica.swap_out
 
-    def short(self: Replica, sequence: object) -> object:
-        ledger = sequence.ledger  # type: ignore[attr-defined]
-        flying, ledger.positions_in_flight = ledger.positions_in_flight, 0
-        result = real(self, sequence)  # type: ignore[arg-type]
-        ledger.positions_in_flight = flying
+    def short(self: Replica, sequence: Sequence) -> object:
+        ledger = sequence.ledger
+        ledger.leave_lane()
+        flying, ledger._positions_in_flight = ledger._positions_in_flight, 0
+        result = real(self, sequence)
+        ledger._positions_in_flight = flying
         return result
 
     monkeypatch.setattr(Replica, "swap_out", short)
