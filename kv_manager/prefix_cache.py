@@ -72,7 +72,10 @@ class PrefixCache:
         return self.is_enabled and table.generation == self.generation
 
     def longest_match(self, table: BlockTable, token_ids: TokenIds) -> list[int]:
-        """Blocks of the longest cached prefix that leaves a token to compute. Fills `table.digests`."""
+        """Blocks of the longest cached prefix that leaves a token to compute. Fills `table.digests`.
+
+        None for a table swapped out before a reset: it publishes nothing more, so no published block may be among its own.
+        """
         block_size, num_tokens = self._blocks.block_size, len(token_ids)
         usable = (num_tokens - 1) // block_size
         if usable <= 0 or not self.is_enabled or (table.host_block_ids and not self.publishes(table)):
