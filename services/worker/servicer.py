@@ -6,7 +6,6 @@ mended by the next Attach.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -64,10 +63,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._is_leaving = True
         if self._attachment.stream is not None:
             self._attachment.stream.leave()
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(grace_s):
                 while self._is_commanded() and await self._holds_slots():  # noqa: ASYNC110 - it changes in the engine's thread
                     await asyncio.sleep(LEAVE_POLL_S)
+        except TimeoutError:
+            _log.warning("ending with requests that went nowhere else", grace_s=grace_s)
 
     async def drain(self) -> None:
         """Finish the started batch, send its output, end the stream, and take no more calls."""
