@@ -86,8 +86,6 @@ class OutputColumns(Sequence[RequestOutput]):
             return NotImplemented
         return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment]  # equal to tuples, which hash otherwise
-
     def __repr__(self) -> str:
         return f"OutputColumns.of({list(self)!r})"
 

@@ -50,7 +50,5 @@ class Tokens(Sequence[int]):
             return NotImplemented
         return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
-
     def __repr__(self) -> str:
         return f"Tokens({self.prompt.tolist()}, {self.output.tolist()})"
