@@ -45,11 +45,6 @@ class Ledger:
         """See above."""
         return self._positions_in_flight if self.lanes is None else self.scheduled_len - self.computed_len
 
-    @positions_in_flight.setter
-    def positions_in_flight(self, count: int) -> None:
-        self.leave_lane()
-        self._positions_in_flight = count
-
     @property
     def num_tokens(self) -> int:
         """Committed tokens, prompt included."""
