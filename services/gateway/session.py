@@ -97,12 +97,9 @@ class SchedulerSession:
         self._draining = True
         self._refuse(draining())
 
-    def end_all(self) -> None:
-        """The grace is over: every stream ends, and its client is to go on with it at another gateway."""
-        self.end_some(len(self.live))
-
     def end_some(self, count: int) -> int:
-        """The same for `count` of the streams; returns how many are left."""
+        """The grace is over: `count` of the streams end, and their clients are to go on with them at another gateway; returns how many are
+        left."""
         running = [stream for stream in self.live if stream.farewell is None]
         for stream in running[:count]:
             stream.fail(draining())
