@@ -240,7 +240,7 @@ def test_a_reset_cache_is_hit_no_more_and_the_store_knows() -> None:
     assert len(published(rig)) == rig.scheduler.reset_prefix_cache() == 4
     rig.submit(3, numbers(9), max_tokens=3)
     rig.step()
-    assert published(rig) <= set(rig.sequence(3).table.block_ids)
+    assert published(rig) == set(rig.sequence(3).table.block_ids[:2])
     rig.finish_all()
     rig.submit(4, numbers(9), max_tokens=3)
     rig.finish_all()
