@@ -21,7 +21,7 @@ LIMITS = WorkerLimits(max_num_seqs=16, max_num_batched_tokens=64)
 
 class FleetRig:
     """`turn` lets every worker take what it is given and execute one batch. `poison` are requests that kill whoever computes them at
-    that position; `killers` counts what they cost."""
+    that position; `num_killed` counts what they cost."""
 
     def __init__(self, num_workers: int = 2, num_blocks: int = 40, num_host_blocks: int = 0, **config: object) -> None:
         self.num_host_blocks = num_host_blocks
