@@ -78,5 +78,5 @@ def room_for(lifecycle: Lifecycle, sequence: Sequence) -> FitsNow | FitsLater | 
         needed = manager.blocks_needed(match, positions_reserved(sequence.ledger.num_tokens, sequence.tokens_max))
         if replica.seats_left > 0 and needed <= manager.num_free_blocks:
             return FitsNow(replica.name, needed, manager.num_free_blocks)
-        later.append(FitsLater(replica.name, needed, manager.num_free_blocks, max(0, replica.seats_left)))
+        later.append(FitsLater(replica.name, needed, manager.num_free_blocks, replica.seats_left))
     return min(later, key=lambda status: status.num_blocks_needed - status.num_blocks_free, default=None)

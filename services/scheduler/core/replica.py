@@ -115,9 +115,9 @@ class Replica:
 
     @property
     def seats_left(self) -> int:
-        """How many more sequences may be admitted: up to the limit, with slots that no orphan holds; and none while somebody is swapped out,
-        who comes back first."""
-        return min(self.running_max - len(self.running), len(self._free_slots)) if not self.swapped else 0
+        """How many more sequences may be admitted: up to the limit, beyond which it may have taken over some, with slots that no orphan holds;
+        and none while somebody is swapped out, who comes back first."""
+        return max(0, min(self.running_max - len(self.running), len(self._free_slots))) if not self.swapped else 0
 
     @property
     def takes_requests(self) -> bool:

@@ -1,9 +1,16 @@
 """A worker that says that it is to end: its requests go to the others a few at a time, and nobody pauses for long."""
 
-from fleet_rig import LIMITS, FleetRig
+from dataclasses import replace
 
+from fleet_rig import LIMITS, FleetRig
+from scheduler_rig import own_stop
+
+from services.scheduler.core.record import StoredState
+from services.scheduler.core.recovery import join
 from services.scheduler.core.replica import Replica
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
+from tessera.values.identity import Epoch
 
 NUMBERS = range(1, 9)
 PROMPT_LEN = 20
@@ -107,6 +114,19 @@ def test_what_fits_nowhere_else_stays_and_waits_for_the_workers_return() -> None
     rig.attach("worker:0")
     rig.finish_all()
     rig.assert_as_alone(1)
+
+
+def test_nobody_moves_to_a_worker_with_more_requests_than_a_new_leader_allows() -> None:
+    rig = filled_rig()
+    rig.epoch, rig.config = Epoch(2, b"leader"), replace(rig.config, max_num_seqs=2)
+    reports = {name: worker.attach(rig.epoch, 1) for name, worker in rig.workers.items()}
+    rig.scheduler = Scheduler(rig.config, rig.epoch)
+    rig.scheduler.restore(join(rig.state, reports, [], own_stop), reports, rig.now_us)
+    rig.state = StoredState()
+    rig.scheduler.worker_leaves("worker:0")
+    rig.turn()
+    assert rig.scheduler.load().num_waiting == 0, "they would only wait"
+    assert_all_as_alone(rig)
 
 
 def test_a_worker_that_comes_back_takes_requests_again() -> None:
