@@ -210,13 +210,11 @@ class Scheduler:
         issued = replica.answered(output) if replica is not None and output.epoch == self._epoch else None
         if replica is None or issued is None:
             return
-        replica.step_times.answered(
-            issued.num_decodes, issued.num_prefill_positions, output.compute_us, now_us - replica.progress_us
-        )
-        replica.progress_us = now_us
-        self._totals.num_sampled_tokens += len(output.token_ids)
+        latency_us, replica.progress_us = now_us - replica.progress_us, now_us
         if not issued.sequences:
             return
+        replica.step_times.answered(issued.num_decodes, issued.num_prefill_positions, output.compute_us, latency_us)
+        self._totals.num_sampled_tokens += len(output.token_ids)
         rest: Items[int] = range(len(issued.sequences))
         if not output.row_errors:
             rest = self._commit.lanes(replica, issued, output.token_ids, now_us)

@@ -1,11 +1,13 @@
 """A group in lockstep: every round is a batch for each member, and whoever has nothing to compute runs as much for nobody."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from fake_worker import FakeWorker
 from fleet_rig import BROKEN, FleetRig
 
+from services.scheduler.core.step_times import GROWTH_MAX
 from services.scheduler.core.worker_loss import LEFT
 from tessera.values.batch import ScheduledBatch
 from tessera.values.config import PREEMPTION_MODES
@@ -82,6 +84,25 @@ def test_where_nobody_has_rows_nobody_runs() -> None:
     batches = [rig.schedule(name) for name in rig.workers]
     assert batches[0] is not None and batches[0].drops and not batches[0].num_rows, "only told to give up the slot"
     assert batches[1:] == [None, None]
+
+
+def test_a_dummy_run_says_nothing_of_how_long_decodes_take() -> None:
+    """It takes as long as the prefill of the member that needs the round: what that member learns it has learned of its own rows."""
+    rig = GroupRig(2, itl_target_ms=100)
+    rig.submit(1, numbers(6), max_tokens=20)
+    rig.turn(1)
+    rig.submit(2, numbers(6, 30), max_tokens=1)
+    rig.turn(1)
+    rig.submit(3, numbers(16, 60), max_tokens=1)
+    mixed = {name: rig.schedule(name) for name in rig.workers}
+    idle = mixed["worker:1"]
+    assert idle is not None and idle.is_dummy_run and 0 < idle.num_decodes < idle.num_rows
+    output = replace(rig.workers["worker:1"].step(), compute_us=99_000)
+    rig.scheduler.postprocess("worker:1", output, rig.now_us)
+    replica = rig.scheduler.replica("worker:1")
+    assert replica is not None
+    replica.step_times.answered(0, 16, 16_000, 16_000)
+    assert replica.step_times.prefill_positions_max(100_000) == GROWTH_MAX * 16
 
 
 def test_slots_are_dropped_with_a_dummy_run() -> None:
