@@ -140,7 +140,7 @@ class Scheduler:
         self._lockstep.disturb(name)
         self._lifecycle.suspects.withdraw(report.description.boot_id)
         for replica in self._fleet:
-            if not replica.is_attached:
+            if not replica.takes_requests:
                 self._waiting.dissolve(replica.name)
         self._lifecycle.apply_rules(now_us)
 

@@ -116,6 +116,19 @@ def test_what_fits_nowhere_else_stays_and_waits_for_the_workers_return() -> None
     rig.assert_as_alone(1)
 
 
+def test_what_only_a_leaving_worker_can_hold_goes_to_another_that_comes() -> None:
+    rig = FleetRig(1, num_blocks=80)
+    rig.join("small", num_blocks=8)
+    rig.scheduler.worker_leaves("worker:0")
+    sequence = rig.submit(1, list(range(100, 150)), max_tokens=4)
+    assert not rig.turn(), "it waits for the return of the only one that holds it"
+    rig.join("large", num_blocks=80)
+    rig.turn()
+    assert sequence.worker == "large"
+    rig.finish_all()
+    rig.assert_as_alone(1)
+
+
 def test_nobody_moves_to_a_worker_with_more_requests_than_a_new_leader_allows() -> None:
     rig = filled_rig()
     rig.epoch, rig.config = Epoch(2, b"leader"), replace(rig.config, max_num_seqs=2)
