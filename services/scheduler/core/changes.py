@@ -46,16 +46,8 @@ def decode_columns(sequences: Items[Sequence]) -> DecodeColumns:
         if len(block_ids) > cursor.num_blocks:
             grown.append((row, cursor.num_blocks, block_ids[-1]))
             cursor.num_blocks += 1
-    grown_columns = np.array(grown, np.int32).reshape(-1, 3)
     request_ids = tuple(sequence.request_id for sequence in sequences)
-    return DecodeColumns(
-        request_ids=request_ids,
-        token_offsets=np.array(token_offsets, np.int32),
-        token_ids=np.array(token_ids, np.int32),
-        grown_rows=grown_columns[:, 0],
-        table_offsets=grown_columns[:, 1],
-        block_ids=grown_columns[:, 2],
-    )
+    return _columns(request_ids, np.array(token_offsets, np.int32), np.array(token_ids, np.int32), grown)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,21 +78,24 @@ class LaneTokens:
                 grown.append((row, cursor.num_blocks, rows.sequences[row].table.block_ids[-1]))
                 cursor.num_blocks += 1
             rows.lanes.has_grown[rows.slots[row]] = False
-        grown_columns = np.array(grown, np.int32).reshape(-1, 3)
-        return DecodeColumns(
-            rows.request_ids,
-            self.token_offsets,
-            self.token_ids,
-            grown_columns[:, 0],
-            grown_columns[:, 1],
-            grown_columns[:, 2],
-        )
+        return _columns(rows.request_ids, self.token_offsets, self.token_ids, grown)
 
     def _new_blocks(self) -> list[tuple[int, int]]:
         """The rows whose table may have grown, and by how much it has."""
         rows = self.rows
         at = rows.lanes.has_grown.take(rows.slots).nonzero()[0].tolist()
         return [(row, len(rows.sequences[row].table.block_ids) - rows.cursors[row].num_blocks) for row in at]
+
+
+def _columns(
+    request_ids: tuple[bytes, ...],
+    token_offsets: npt.NDArray[np.int32],
+    token_ids: npt.NDArray[np.int32],
+    grown: list[tuple[int, int, int]],
+) -> DecodeColumns:
+    """`grown`: (row, place in the table, block) of each block that is new."""
+    grown_rows, table_offsets, block_ids = np.array(grown, np.int32).reshape(-1, 3).T
+    return DecodeColumns(request_ids, token_offsets, token_ids, grown_rows, table_offsets, block_ids)
 
 
 def joined(columns: Items[DecodeColumns], ids_before: tuple[bytes, ...]) -> DecodeColumns | None:
