@@ -40,7 +40,7 @@ class Load:
 
     @classmethod
     def of(
-        cls, lifecycle: Lifecycle, totals: Totals, recomputed_positions: int, num_preemptions: int, num_swap_outs: int = 0
+        cls, lifecycle: Lifecycle, totals: Totals, recomputed_positions: int, num_preemptions: int, num_swap_outs: int
     ) -> "Load":
         """The load of a scheduler."""
         book, replicas = lifecycle.book, list(lifecycle.fleet)

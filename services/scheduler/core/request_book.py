@@ -146,7 +146,8 @@ class RequestBook:
                 steady.append(sequence)
             else:
                 self._touched[request_id] = sequence
-        columns.append(decode_columns(steady))
+        if steady:
+            columns.append(decode_columns(steady))
         requests = tuple(map(request_delta, self._touched.values()))
         forgotten = tuple(self._forgotten)
         self._touched.clear()

@@ -111,9 +111,6 @@ class StepPlan:
         plan.slots, plan.new_block_counts, plan._samples = [0] * num_rows, [0] * num_rows, [0] * num_rows
         return plan
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self.sequences
-
     @property
     def is_full(self) -> bool:
         """No budget left for another row."""
