@@ -139,9 +139,8 @@ class Scheduler:
         attach(self._lifecycle, self._config, name, report, now_us, self._forgotten)
         self._lockstep.disturb(name)
         self._lifecycle.suspects.withdraw(report.description.boot_id)
-        for replica in self._fleet:
-            if not replica.takes_requests:
-                self._waiting.dissolve(replica.name)
+        for replica in self._fleet:  # whoever stands in a line chose it before this worker was there
+            self._waiting.dissolve(replica.name)
         self._lifecycle.apply_rules(now_us)
 
     def lose_worker(self, name: str, loss: WorkerLoss, now_us: int) -> None:
