@@ -2,6 +2,7 @@
 would get alone, and nothing is left behind."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 from fleet_rig import BROKEN, FleetRig
@@ -10,8 +11,9 @@ from scheduler_rig import own_stop
 from services.scheduler.core.record import StoredState
 from services.scheduler.core.recovery import GatewayClaim, join
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.worker_loss import LEFT
-from tessera.values.config import PREEMPTION_POLICIES, WORKER_CHOICES
+from tessera.values.config import POLICIES, PREEMPTION_POLICIES, WORKER_CHOICES
 from tessera.values.finish import FinishReason
 from tessera.values.identity import Epoch
 
@@ -32,7 +34,14 @@ class FleetLife:
 
     def run(self, num_events: int) -> None:
         events = [self.submit, self.submit, self.turns, self.turns, self.turns, self.turns]
-        rare = [
+        rare = self.rare_events()
+        for _ in range(num_events):
+            self.random.choice(events)()
+            if self.random.random() < 0.25:
+                self.random.choice(rare)()
+
+    def rare_events(self) -> list[Callable[[], None]]:
+        return [
             self.lose,
             self.come_back,
             self.kill,
@@ -43,10 +52,6 @@ class FleetLife:
             self.abort,
             self.durable,
         ]
-        for _ in range(num_events):
-            self.random.choice(events)()
-            if self.random.random() < 0.25:
-                self.random.choice(rare)()
 
     def present(self) -> list[str]:
         return [name for name in self.rig.workers if name not in self.away]
@@ -149,7 +154,80 @@ class FleetLife:
             finish = sequence.finish
             assert finish is not None and finish.reason is not FinishReason.ERROR, finish
             if finish.reason is not FinishReason.ABORTED:
-                self.rig.assert_as_alone(int.from_bytes(sequence.request_id, "big"))
+                self.as_alone(sequence)
+
+    def as_alone(self, sequence: Sequence) -> None:
+        self.rig.assert_as_alone(int.from_bytes(sequence.request_id, "big"))
+
+
+class ServedLife(FleetLife):
+    """In which gateways and operators have their say as well: forks, stops, contradictions, departures, pauses and emptied caches. Of an
+    output that somebody has cut or replaced only the journal and the parts of the scheduler are compared."""
+
+    def __init__(self, seed: int, **given: object) -> None:
+        super().__init__(seed, **given)
+        self.altered: set[bytes] = set()
+
+    def rare_events(self) -> list[Callable[[], None]]:
+        own = [self.fork, self.fork, self.stop, self.contradict, self.leave, self.pause, self.resume, self.resume, self.empty]
+        return super().rare_events() + own + own
+
+    def live(self) -> list[Sequence]:
+        return [sequence for sequence in self.rig.scheduler.requests() if sequence.finish is None]
+
+    def fork(self) -> None:
+        if self.live():
+            parent = self.random.choice(self.live()).submission
+            self.number += 1
+            prompt = parent.prompt_token_ids.tolist()
+            self.rig.submit(
+                self.number, prompt, max_tokens=self.random.randint(1, 16), seed=self.number, fork_of=parent.request_id
+            )
+
+    def stop(self) -> None:
+        found = [sequence for sequence in self.rig.scheduler.requests() if sequence.output_len]
+        if found:
+            sequence = self.random.choice(found)
+            self.altered.add(sequence.request_id)
+            output_len = self.random.randint(1, sequence.output_len)
+            self.rig.scheduler.stop_found(sequence.request_id, output_len, "stop", self.rig.now_us)
+            self.rig.check()
+
+    def contradict(self) -> None:
+        """A gateway comes with fewer, more or other tokens than are known."""
+        if self.live():
+            sequence = self.random.choice(self.live())
+            received = sequence.output_token_ids()[: self.random.randint(0, sequence.output_len)]
+            received += tuple(self.random.choices(range(10, 60), k=self.random.randint(0, 2)))
+            received = received[: sequence.submission.sampling.max_tokens]
+            if sequence.output_token_ids()[: len(received)] != received:
+                self.altered.add(sequence.request_id)
+            self.rig.scheduler.claim(sequence.request_id, sequence.subscriber, received, self.rig.now_us)
+            self.rig.check()
+
+    def leave(self) -> None:
+        for name in self.present()[:1]:
+            self.rig.scheduler.worker_leaves(name)
+
+    def pause(self) -> None:
+        self.rig.scheduler.pause()
+
+    def resume(self) -> None:
+        self.rig.scheduler.resume()
+
+    def empty(self) -> None:
+        self.rig.scheduler.reset_prefix_cache()
+        self.rig.check()
+
+    def end(self) -> None:
+        self.resume()
+        for name in self.rig.workers:  # who was to leave has come back
+            self.rig.attach(name)
+        super().end()
+
+    def as_alone(self, sequence: Sequence) -> None:
+        if sequence.request_id not in self.altered:
+            super().as_alone(sequence)
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -173,6 +251,21 @@ def test_a_life_with_swaps(seed: int) -> None:
         num_host_blocks=8 + 8 * (seed % 3),
         preemption_mode="swap",
         preemption_policy=PREEMPTION_POLICIES[seed % len(PREEMPTION_POLICIES)],
+    )
+    life.run(60)
+    life.end()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(300, 308))
+def test_a_life_with_gateways_and_operators(seed: int, policy: str) -> None:
+    life = ServedLife(
+        seed,
+        num_host_blocks=16 * (seed % 2),
+        preemption_mode="swap",
+        policy=policy,
+        enable_prefix_caching=seed % 3 > 0,
+        lockstep=seed % 4 == 3,
     )
     life.run(60)
     life.end()
