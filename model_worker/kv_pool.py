@@ -87,9 +87,13 @@ class KVPool:
 
 def reserved_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Zeros in host memory that is not resident until it is written: numpy takes zeroed pages from the system untouched, torch.zeros
-    would write them all."""
+    would write them all. Raises ConfigError where it has no room for them."""
     count = int(np.prod(shape, dtype=np.int64))
-    raw = np.zeros(max(1, count) * dtype.itemsize, dtype=np.uint8)
+    size = max(1, count) * dtype.itemsize
+    try:
+        raw = np.zeros(size, dtype=np.uint8)
+    except MemoryError as error:
+        raise ConfigError(f"the system has no {size} bytes for KV: lower kv_cache_bytes or swap_bytes") from error
     return torch.from_numpy(raw).view(dtype)[:count].view(*shape)
 
 

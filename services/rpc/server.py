@@ -35,7 +35,7 @@ _HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
 class BindError(Exception):
-    """The address cannot be listened on; the message names it."""
+    """The address cannot be listened on, or not be told; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,13 @@ class RpcServer:
         return address
 
     def announce(self, address: str) -> None:
-        """Write the ready file, where one is configured."""
-        if self._config.ready_file is not None:
+        """Write the ready file, where one is configured. Raises BindError where that cannot be."""
+        if self._config.ready_file is None:
+            return
+        try:
             _write_whole(self._config.ready_file, json.dumps({"address": address}) + "\n")
+        except OSError as error:
+            raise BindError(f"cannot write ready_file {self._config.ready_file}: {error.strerror}") from error
 
     async def stop(self, grace_s: float) -> None:
         """End gracefully: NOT_SERVING, no new connections; calls still running after `grace_s` seconds are cancelled."""
@@ -109,6 +113,9 @@ class RpcServer:
 
     def _bind(self) -> str:
         listen = self._config.listen
+        port_text = listen.rpartition(":")[2]
+        if not listen.startswith("unix:") and not (port_text.isdigit() and int(port_text) < 65536):
+            raise BindError(f"cannot listen on {listen}: it must be HOST:PORT with a port from 0 to 65535, or unix:/PATH")
         try:
             port = self._server.add_insecure_port(listen)
         except RuntimeError as error:

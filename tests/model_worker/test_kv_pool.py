@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from model_worker.host_pool import HostPool
-from model_worker.kv_pool import KVPool, KVPoolTooSmall, kv_bytes_per_token, num_blocks_for
+from model_worker.kv_pool import KVPool, KVPoolTooSmall, kv_bytes_per_token, num_blocks_for, reserved_zeros
+from tessera.values.config import ConfigError
 
 
 def resident_bytes() -> int:
@@ -73,3 +74,8 @@ def test_a_host_pool_costs_nothing_until_it_is_used() -> None:
     host.swap_out(np.array([[0, block] for block in range(364)], np.int32))
     assert resident_bytes() - before > 100 << 20
     assert HostPool(kv, 0).num_blocks == 0
+
+
+def test_a_pool_for_which_there_is_no_memory_says_which_options_to_lower():
+    with pytest.raises(ConfigError, match="lower kv_cache_bytes or swap_bytes"):
+        reserved_zeros((2**40, 2**20), torch.float32)

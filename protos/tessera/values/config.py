@@ -27,12 +27,25 @@ class ConfigError(ValueError):
     """A configuration value that cannot work; the message names the field, the value and the fix."""
 
 
+NUMBER_MAX = 2**31 - 1
+"""No count, and no time in milliseconds, makes sense beyond; timers and protobuf fields take no more."""
+
+BYTES_MAX = 2**46
+"""64 TiB: what a process can address."""
+
+
 def check_minimums(config: object, minimums: Mapping[str, float]) -> None:
-    """Raise ConfigError for the first of these fields of `config` that is below its minimum; None is no value."""
+    """Raise ConfigError for the first of these fields of `config` that is no number, below its minimum or above `NUMBER_MAX`; None is no
+    value."""
     for name, minimum in minimums.items():
         value = getattr(config, name)
-        if value is not None and value < minimum:
+        if value is None:
+            continue
+        if not value >= minimum:  # nor is NaN
             raise ConfigError(f"{name} must be at least {minimum}, got {value}")
+        maximum = BYTES_MAX if name.endswith("_bytes") else NUMBER_MAX
+        if value > maximum:
+            raise ConfigError(f"{name} must be at most {maximum}, got {value}")
 
 
 def check_choices(config: object, choices: Mapping[str, tuple[str, ...]]) -> None:

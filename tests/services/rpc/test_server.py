@@ -304,6 +304,25 @@ def test_a_taken_port_is_named(run_async):
     run_async(scenario())
 
 
+@pytest.mark.parametrize("listen", ["127.0.0.1:99999", "127.0.0.1", "127.0.0.1:http"])
+def test_a_port_that_cannot_be_is_refused(run_async, listen):
+    async def scenario():
+        with pytest.raises(BindError, match="a port from 0 to 65535"):
+            await RpcServer(ServerConfig(listen=listen)).start()
+
+    run_async(scenario())
+
+
+def test_a_ready_file_that_cannot_be_written_is_named(run_async, tmp_path):
+    async def scenario():
+        server = RpcServer(ServerConfig(listen="127.0.0.1:0", ready_file=tmp_path / "nowhere" / "ready.json"))
+        with pytest.raises(BindError, match=r"nowhere/ready\.json: No such file"):
+            await server.start()
+        await server.stop(0)
+
+    run_async(scenario())
+
+
 def test_a_unix_socket_and_the_ready_file(run_async, tmp_path):
     async def scenario():
         ready_file = tmp_path / "ready.json"

@@ -19,6 +19,10 @@ CONFIG = WorkerConfig(model="deterministic", kv_cache_bytes=1 << 16, threads=1)
     [
         ({"kv_cache_bytes": 0}, "kv_cache_bytes must be at least 1, got 0"),
         ({"swap_bytes": -1}, "swap_bytes must be at least 0, got -1"),
+        ({"swap_bytes": 10**16}, "swap_bytes must be at most 70368744177664, got 10000000000000000"),
+        ({"heartbeat_ms": 10**22}, "heartbeat_ms must be at most 2147483647, got 10000000000000000000000"),
+        ({"drain_grace_s": float("nan")}, "drain_grace_s must be at least 0, got nan"),
+        ({"drain_grace_s": float("inf")}, "drain_grace_s must be at most 2147483647, got inf"),
         ({"block_size": 24}, "block_size must be 1 or a multiple of 16, got 24"),
         (
             {"max_num_seqs": 100, "max_num_batched_tokens": 99},
