@@ -47,9 +47,10 @@ def configure_logs(role: str, level: str = "info") -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False where grpc tells, with a trace and as an error, that it could not send to a peer that has just left: peers may."""
+    """False where grpc tells, with a trace and as an error, that it could not send to a peer that has just left, or that a server which
+    ends has cancelled a call: both may be."""
     error = record.exc_info[1] if record.exc_info else None
-    return type(error).__name__ != "ExecuteBatchError"
+    return type(error).__name__ not in ("ExecuteBatchError", "CancelledError")
 
 
 def _renderers() -> list[structlog.typing.Processor]:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 SCRIPT = """
-import logging, structlog
+import asyncio, logging, structlog
 from services.rpc.logs import configure_logs
 early = structlog.get_logger()  # as modules make them at import
 configure_logs("gateway", "info")
@@ -20,6 +20,10 @@ try:
     raise ExecuteBatchError("to a client that has left")
 except ExecuteBatchError:
     library.exception("not news")
+try:
+    raise asyncio.CancelledError
+except asyncio.CancelledError:
+    library.exception("not news either")
 library.error("from the library")
 try:
     1 / 0
