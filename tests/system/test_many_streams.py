@@ -9,8 +9,8 @@ from tessera.client import Client
 
 SENTENCE = "The quick brown fox jumps over the lazy dog while seven wizards brew potions by the river. "
 
-REQUESTS = [(f"{number}. " + SENTENCE[number:] * (1 + number % 5), 4 + 7 * number % 29) for number in range(64)]
-"""Prompts of about 20 to 100 tokens, answers of 4 to 32."""
+REQUESTS = [(f"{number}. " + SENTENCE[number:] * (1 + number % 5), 2 + 7 * number % 13) for number in range(64)]
+"""Prompts of about 20 to 100 tokens, answers of 2 to 14."""
 
 
 @pytest.mark.slow
