@@ -1,5 +1,6 @@
 """The block manager: who holds which KV block, which blocks can be shared, and which are free."""
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -144,7 +145,7 @@ class BlockManager:
             return []
         fresh = self._take(needed, table)
         if not isinstance(fresh, PoolExhausted):
-            table.block_ids += fresh
+            table.block_ids.extend(fresh)
         return fresh
 
     def num_shared_by_fork(self, parent: BlockTable, num_computed: int) -> int:
@@ -175,7 +176,7 @@ class BlockManager:
         ref_counts, shared = self._blocks.ref_counts, parent.block_ids[:num_shared]
         for block_id in shared:
             ref_counts[block_id] += 1
-        child.block_ids = shared + fresh
+        child.block_ids = shared + array("i", fresh)
         child.num_published = min(num_shared, parent.num_published)
         child.generation = parent.generation
         child.digests = max(child.digests, parent.digests[: num_computed // self.block_size], key=len)
@@ -198,7 +199,7 @@ class BlockManager:
         fresh = self._take(len(replaced), table)
         if isinstance(fresh, PoolExhausted):
             return fresh
-        block_ids = table.block_ids.copy()
+        block_ids = table.block_ids[:]
         for index, block_id in zip(replaced, fresh, strict=True):
             block_ids[index] = block_id
         is_copied = position % self.block_size and first in replaced
@@ -280,7 +281,7 @@ class BlockManager:
             table.host_block_ids = ()
         if table.block_ids:
             self._release(table.block_ids)
-            table.block_ids = []
+            table.block_ids = array("i")
             table.num_published = 0
 
     def reset_cache(self) -> int:
@@ -342,7 +343,7 @@ class BlockManager:
             ref_counts[block_id] += 1
         fresh = self._take(self.blocks_spanned(num_tokens) - len(match.block_ids), table)
         assert not isinstance(fresh, PoolExhausted), "counted as free"
-        table.block_ids = match.block_ids + fresh
+        table.block_ids = array("i", match.block_ids + fresh)
         table.num_published = len(match.block_ids)
         return fresh
 
@@ -368,7 +369,7 @@ class BlockManager:
         if listed and copied_from:
             for block_id in copied_from:
                 self._blocks.ref_counts[block_id] += 1
-            self._copied_from.append(BlockTable(list(copied_from)))
+            self._copied_from.append(BlockTable(array("i", copied_from)))
         if self._tenants is not None:
             self._tenants.overwritten([target for _, target in listed])
         return listed

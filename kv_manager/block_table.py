@@ -20,7 +20,7 @@ class BlockTable:
     `generation` counts the cache resets before it was filled: one filled before a reset publishes nothing any more.
     """
 
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: "array[int]" = field(default_factory=lambda: array("i"))
     digests: "array[int]" = field(default_factory=lambda: array("Q"))
     num_published: int = 0
     host_block_ids: tuple[int, ...] = ()

@@ -103,7 +103,7 @@ class PrefixCache:
         assert stop <= len(table.block_ids), "more tokens computed than the table covers"
         rows = self._rows(token_ids, first, stop)
         self._extend_chain(table, rows[len(table.digests) - first :])
-        block_ids = table.block_ids[first:stop]
+        block_ids = table.block_ids[first:stop].tolist()
         parent = table.digests[first - 1] if first else self._root_of(table)
         count = self._index.insert(parent, block_ids, table.digests[first:stop], rows, step)
         self._changed.update(block_ids[num_journalled:count])

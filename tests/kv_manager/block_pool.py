@@ -106,7 +106,7 @@ class Pool:
         free, before = self.manager.num_free_blocks, set(parent.table.block_ids)
         outcome = self.manager.fork(parent.table, child.table, num_computed, num_tokens)
         if isinstance(outcome, PoolExhausted):
-            assert outcome.needed > outcome.free == free and child.table.block_ids == []
+            assert outcome.needed > outcome.free == free and not child.table.block_ids
             return
         own = [block_id for block_id in child.table.block_ids if block_id not in before]
         assert free - self.manager.num_free_blocks == len(own)
@@ -125,7 +125,7 @@ class Pool:
         old = list(sequence.table.block_ids)
         outcome = self.manager.copy_on_write(sequence.table, position)
         if isinstance(outcome, PoolExhausted):
-            assert outcome.needed > outcome.free == self.manager.num_free_blocks and sequence.table.block_ids == old
+            assert outcome.needed > outcome.free == self.manager.num_free_blocks and sequence.table.block_ids.tolist() == old
             return
         self._handed_out([new for new, before in zip(sequence.table.block_ids, old, strict=True) if new != before])
         sequence.replace_from(position, token_ids)

@@ -21,7 +21,7 @@ def ids(first: int, last: int) -> list[int]:
 
 def held(sequence: Any, num_computed: int | None = None) -> HeldTable:
     """What the worker reports of a sequence: the same blocks in a table of its own."""
-    table = BlockTable(block_ids=list(sequence.table.block_ids))
+    table = BlockTable(block_ids=sequence.table.block_ids[:])
     return HeldTable(table, sequence.token_ids, len(sequence.token_ids) if num_computed is None else num_computed)
 
 

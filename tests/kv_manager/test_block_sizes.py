@@ -26,7 +26,7 @@ def test_a_step_of_one_and_k_positions_needs_the_blocks_that_it_opens(
     table = filled(manager, list(range(num_tokens)), num_tokens - 1)
     opened = [position for position in range(num_tokens - 1, num_tokens + num_drafts) if position % block_size == 0]
     grown = manager.append(table, num_tokens + num_drafts)
-    assert grown == table.block_ids[len(table.block_ids) - len(opened) :]
+    assert grown == table.block_ids[len(table.block_ids) - len(opened) :].tolist()
     assert len(table.block_ids) == -(-(num_tokens + num_drafts) // block_size)
     assert manager.append(table, num_tokens + num_drafts) == [], "growing again changes nothing"
     manager.check_integrity([table])

@@ -54,7 +54,7 @@ def test_a_held_table_goes_on_and_publishes_nothing_more(serve: Serve) -> None:
     reset(serving)
     running.token_ids += ids(10, 16)
     serving.compute(running)
-    assert running.table.block_ids == blocks and serving.manager.published() == ()
+    assert running.table.block_ids.tolist() == blocks and serving.manager.published() == ()
     serving.free(running)
     assert hits(serving, ids(1, 16)) == 0 and serving.manager.num_free_blocks == 16
 
@@ -124,7 +124,7 @@ def test_a_takeover_finds_what_is_still_held(serve: Serve) -> None:
     running = serving.admit(ids(1, 9))
     serving.compute(running)
     reset(serving)
-    table = BlockTable(list(running.table.block_ids))
+    table = BlockTable(running.table.block_ids[:])
     manager = BlockManager(16, 4)
     manager.adopt([HeldTable(table, running.token_ids, 9)], serving.manager.published(), 9)
     manager.check_integrity([table])

@@ -35,7 +35,7 @@ def to_fork(serve: Serve, num_blocks: int) -> tuple[Any, Any, Any]:
 def test_a_block_of_another_tenant_is_named_once_when_it_is_handed_out(serve: Serve) -> None:
     serving = used(serve)
     bert = serving.admit(ids(101, 108), namespace=BERT)
-    assert serving.manager.seal_batch() == bert.table.block_ids
+    assert serving.manager.seal_batch() == bert.table.block_ids.tolist()
     assert serving.manager.seal_batch() == []
 
 
@@ -89,13 +89,13 @@ def test_a_swap_in_overwrites_what_it_takes(serve: Serve) -> None:
     serving.manager.seal_batch()
     match = serving.manager.match(anna.table, ids(1, 8))
     serving.manager.swap_in(anna.table, match, 9)
-    assert serving.manager.seal_batch() == anna.table.block_ids[2:]
+    assert serving.manager.seal_batch() == anna.table.block_ids[2:].tolist()
 
 
 def test_after_a_takeover_only_held_blocks_are_known(serve: Serve) -> None:
     serving = used(serve)
     anna = serving.admit(ids(1, 4), namespace=ANNA)
-    table = BlockTable(list(anna.table.block_ids), namespace=ANNA)
+    table = BlockTable(anna.table.block_ids[:], namespace=ANNA)
     manager = BlockManager(4, 4, secure_zero=True)
     manager.adopt([HeldTable(table, anna.token_ids, 4)], serving.manager.published(), 9)
     (held,) = table.block_ids

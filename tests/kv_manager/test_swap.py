@@ -39,7 +39,7 @@ def test_a_table_moves_to_the_host_block_by_block(serve: Serve) -> None:
     pairs = serving.manager.swap_out(sequence.table, 10)
     serving.check()
     assert pairs == [(old[0], 0), (old[1], 1), (old[2], 2)], "the fourth block holds nothing yet"
-    assert sequence.table.host_block_ids == (0, 1, 2) and sequence.table.block_ids == []
+    assert sequence.table.host_block_ids == (0, 1, 2) and sequence.table.block_ids.tolist() == []
     assert (serving.manager.num_free_blocks, serving.manager.num_free_host_blocks) == (16, 2)
 
 
@@ -49,7 +49,7 @@ def test_blocks_still_cached_need_no_copy_on_the_way_back(serve: Serve) -> None:
     old = list(sequence.table.block_ids)
     serving.manager.swap_out(sequence.table, 10)
     pairs = swap_in(serving, sequence, 9, 12)
-    assert sequence.table.block_ids[:2] == old[:2]
+    assert sequence.table.block_ids[:2].tolist() == old[:2]
     assert pairs == [(2, sequence.table.block_ids[2])]
     assert (sequence.table.host_block_ids, sequence.table.num_published) == ((), 2)
     assert serving.manager.stats.resume_cached_tokens == 8 and serving.manager.stats.hit_tokens == 0
@@ -73,7 +73,7 @@ def test_a_full_host_pool_refuses_with_numbers_and_changes_nothing(serve: Serve)
     sequence = computed(serving, ids(1, 10))
     old = list(sequence.table.block_ids)
     assert serving.manager.swap_out(sequence.table, 10) == HostPoolExhausted(needed=3, free=2)
-    assert sequence.table.block_ids == old and sequence.table.num_published == 2
+    assert sequence.table.block_ids.tolist() == old and sequence.table.num_published == 2
     without = serve()
     assert without.manager.swap_out(computed(without, ids(1, 4)).table, 4) == HostPoolExhausted(needed=1, free=0)
 
@@ -135,10 +135,10 @@ def test_shared_blocks_are_copied_out_and_stay_with_their_other_holder(serve: Se
     serving = serve(num_host_blocks=4)
     first = computed(serving, ids(1, 9))
     second = computed(serving, [*ids(1, 8), 20])
-    shared = first.table.block_ids[:2]
+    shared = first.table.block_ids[:2].tolist()
     pairs = serving.manager.swap_out(second.table, 9)
     serving.check()
-    assert [source for source, _ in pairs[:2]] == shared == first.table.block_ids[:2]
+    assert [source for source, _ in pairs[:2]] == shared == first.table.block_ids[:2].tolist()
     assert len(swap_in(serving, second, 8, 10)) == 1, "and need no copy on the way back"
 
 
@@ -146,7 +146,7 @@ def test_swapped_tables_are_adopted_with_their_host_blocks(serve: Serve) -> None
     serving = serve(num_blocks=6, num_host_blocks=4)
     running, swapped = computed(serving, ids(1, 5)), computed(serving, ids(21, 30))
     serving.manager.swap_out(swapped.table, 10)
-    tables = [BlockTable(block_ids=list(running.table.block_ids)), BlockTable(host_block_ids=swapped.table.host_block_ids)]
+    tables = [BlockTable(block_ids=running.table.block_ids[:]), BlockTable(host_block_ids=swapped.table.host_block_ids)]
     manager = BlockManager(6, 4, num_host_blocks=4)
     manager.adopt(
         [HeldTable(tables[0], running.token_ids, 5), HeldTable(tables[1], swapped.token_ids, 9)],

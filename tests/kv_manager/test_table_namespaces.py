@@ -24,7 +24,7 @@ def ids(first: int, last: int) -> list[int]:
 
 def rebuilt(serving: Any, sequences: list[Any]) -> tuple[BlockManager, list[BlockTable]]:
     """What a takeover makes of the same pool with these sequences running."""
-    tables = [BlockTable(list(item.table.block_ids), namespace=item.table.namespace) for item in sequences]
+    tables = [BlockTable(item.table.block_ids[:], namespace=item.table.namespace) for item in sequences]
     held = [HeldTable(t, item.token_ids, len(item.token_ids)) for t, item in zip(tables, sequences, strict=True)]
     manager = BlockManager(serving.manager.num_blocks, serving.manager.block_size, b"weights")
     manager.adopt(held, serving.manager.published(), 99)
@@ -105,18 +105,18 @@ def test_entries_of_another_tenant_do_not_name_a_tables_blocks(serve: Serve, mon
     assert by_block.digests_of(np.array([0, 1]), rows, namespace_root(b"weights" + BERT)) == [e.digest for e in stale]
     anna = serving.admit(ids(1, 8), namespace=ANNA)
     serving.compute(anna)
-    table = BlockTable(list(anna.table.block_ids), namespace=ANNA)
+    table = BlockTable(anna.table.block_ids[:], namespace=ANNA)
     manager = BlockManager(2, 4, b"weights")
     manager.adopt([HeldTable(table, ids(1, 8), 8)], stale, 99)
     assert hit(manager, BERT, ids(1, 9)) == []
-    assert hit(manager, ANNA, ids(1, 9)) == table.block_ids
+    assert hit(manager, ANNA, ids(1, 9)) == table.block_ids.tolist()
 
 
 def test_entries_from_a_report_are_those_of_the_tables_own_namespace(serve: Serve) -> None:
     serving = serve(namespace=b"weights")
     anna = serving.admit(ids(1, 9), namespace=ANNA)
     serving.compute(anna)
-    table = BlockTable(list(anna.table.block_ids), namespace=ANNA)
+    table = BlockTable(anna.table.block_ids[:], namespace=ANNA)
     entries = table_entries(HeldTable(table, anna.token_ids, 9), 4, b"weights", np.full(16, 1))
     assert entries == serving.manager.published()
 

@@ -74,6 +74,6 @@ def _untold(
     rows = slot.token_ids[: num_full * block_size].reshape(num_full, block_size)
     namespace, own = kv_namespace(report.description), table_namespace(slot.cache_salt)
     digests = by_block.digests_of(block_ids, rows, namespace_root(namespace + own))
-    table = BlockTable(slot.block_table.tolist(), digests=array("Q", digests), namespace=own)
+    table = BlockTable(array("i", slot.block_table.tolist()), digests=array("Q", digests), namespace=own)
     held = HeldTable(table, slot.token_ids, num_computed)
     return table_entries(held, block_size, namespace, report.last_write_step).select(fresh)

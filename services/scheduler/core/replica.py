@@ -1,5 +1,6 @@
 """One attached worker as the scheduler sees it: its pool, its slots, what runs on it and what is in flight."""
 
+from array import array
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -377,7 +378,7 @@ def _reported_table(slot: SlotReport) -> BlockTable:
     block_ids, namespace = slot.block_table.tolist(), table_namespace(slot.cache_salt)
     if slot.is_swapped:
         return BlockTable(host_block_ids=tuple(block_ids), namespace=namespace)
-    return BlockTable(block_ids, namespace=namespace)
+    return BlockTable(array("i", block_ids), namespace=namespace)
 
 
 def _drop(sequence: Sequence, finish: Finish | None) -> SlotDrop:

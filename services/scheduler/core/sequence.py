@@ -1,5 +1,6 @@
 """One request through its life: its tokens, its place on a worker, its end (ATOM's `Sequence`)."""
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -180,7 +181,7 @@ class Sequence:
         if slot.is_swapped:
             self.table.host_block_ids = tuple(slot.block_table.tolist())
         else:
-            self.table.block_ids = slot.block_table.tolist()
+            self.table.block_ids = array("i", slot.block_table.tolist())
         self.cursor.num_blocks = 0
 
     def enter(self) -> SlotEntry:

@@ -181,7 +181,7 @@ def assert_replayed(state: StoredState, scheduler: Scheduler) -> None:
         told = (stored.num_cached_tokens, stored.finish, stored.timings)
         assert told == (sequence.num_cached_tokens, sequence.finish, sequence.timings)
         assert tuple(stored.output_token_ids) == sequence.output_token_ids()
-        assert sequence.table.block_ids[: len(stored.block_ids)] == list(stored.block_ids)
+        assert sequence.table.block_ids[: len(stored.block_ids)] == stored.block_ids
     replica = scheduler.replica(WORKER)
     if replica is not None:
         assert state.blocks.get((WORKER, replica.boot_id), {}) == {

@@ -59,7 +59,7 @@ def test_going_on_in_a_slot_takes_ids_only_where_they_extend(
     assert (sequence.status, sequence.worker, sequence.slot, sequence.attempt) == (SequenceStatus.RUNNING, "w", 2, 4)
     assert list(sequence.output_token_ids()) == tokens
     assert (sequence.ledger.computed_len, sequence.has_entered) == (computed_len, has_entered)
-    assert sequence.table.block_ids == [7, 8]
+    assert sequence.table.block_ids.tolist() == [7, 8]
 
 
 @pytest.mark.parametrize(
