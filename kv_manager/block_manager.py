@@ -104,8 +104,10 @@ class BlockManager:
     def match(self, table: BlockTable, token_ids: TokenIds) -> PrefixMatch:
         """Longest cached prefix of a sequence in whole blocks, leaving at least one token to compute. Takes nothing.
 
-        `token_ids` are all the sequence's committed tokens. Fills `table.digests`, so that asking again hashes nothing.
+        `token_ids` are all the sequence's committed tokens, and `table` holds no blocks. Fills `table.digests`, so that asking again hashes
+        nothing.
         """
+        assert not table.num_published, "the table has what it could hit"
         block_ids = self._cache.longest_match(table, token_ids)
         ref_counts = self._blocks.ref_counts
         free_block_ids = [block_id for block_id in block_ids if not ref_counts[block_id]]
@@ -179,7 +181,7 @@ class BlockManager:
         child.block_ids = shared + array("i", fresh)
         child.num_published = min(num_shared, parent.num_published)
         child.generation = parent.generation
-        child.digests = max(child.digests, parent.digests[: num_computed // self.block_size], key=len)
+        del child.digests[: child.num_published]
         copied = parent.block_ids[: self.blocks_spanned(num_computed)]
         return self._copied(zip(copied[num_shared:], fresh, strict=False), copied)
 
@@ -207,8 +209,8 @@ class BlockManager:
         pairs = self._copied([(copied[first], block_ids[first])] if is_copied else [], copied)
         self._release([table.block_ids[index] for index in replaced])
         table.block_ids = block_ids
+        del table.digests[max(0, first - table.num_published) :]
         table.num_published = min(table.num_published, first)
-        del table.digests[first:]
         return pairs
 
     def swap_out(self, table: BlockTable, num_computed: int) -> BlockPairs | HostPoolExhausted:
@@ -280,6 +282,8 @@ class BlockManager:
             self._host.release(table.host_block_ids)
             table.host_block_ids = ()
         if table.block_ids:
+            if table.num_published:
+                self._cache.recall(table)
             self._release(table.block_ids)
             table.block_ids = array("i")
             table.num_published = 0
@@ -345,6 +349,7 @@ class BlockManager:
         assert not isinstance(fresh, PoolExhausted), "counted as free"
         table.block_ids = array("i", match.block_ids + fresh)
         table.num_published = len(match.block_ids)
+        del table.digests[: table.num_published]
         return fresh
 
     def _take(self, count: int, table: BlockTable) -> list[int] | PoolExhausted:

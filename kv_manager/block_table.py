@@ -10,9 +10,9 @@ from kv_manager.hash_chain import TokenIds
 class BlockTable:
     """Which blocks hold a sequence's KV, in order of position. Owned by the sequence for its whole life, changed by the manager.
 
-    `digests` caches the hash chain over the sequence's full blocks as far as it has been needed; it outlives preemption,
-    because committed tokens are only ever appended to. A sequence that restarts from other tokens takes a new table.
-    The first `num_published` blocks are in the prefix index. While a sequence is swapped out, `host_block_ids` are the host blocks
+    The first `num_published` blocks are in the prefix index, which has their digests. `digests` caches the hash chain over the full blocks
+    behind them as far as it has been needed; it outlives preemption, because committed tokens are only ever appended to. A sequence
+    that restarts from other tokens takes a new table. While a sequence is swapped out, `host_block_ids` are the host blocks
     with its KV, in order of position, and `block_ids` is empty.
 
     `namespace` is who may share the sequence's KV beside what the pool demands (an adapter and its version, a tenant's salt): bytes of

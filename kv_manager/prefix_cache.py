@@ -102,12 +102,17 @@ class PrefixCache:
             return
         assert stop <= len(table.block_ids), "more tokens computed than the table covers"
         rows = self._rows(token_ids, first, stop)
-        self._extend_chain(table, rows[len(table.digests) - first :])
+        self._extend_chain(table, rows[len(table.digests) :])
         block_ids = table.block_ids[first:stop].tolist()
-        parent = table.digests[first - 1] if first else self._root_of(table)
-        count = self._index.insert(parent, block_ids, table.digests[first:stop], rows, step)
+        count = self._index.insert(self._parent_of(table), block_ids, table.digests[: stop - first], rows, step)
         self._changed.update(block_ids[num_journalled:count])
         table.num_published += count
+        del table.digests[:count]
+
+    def recall(self, table: BlockTable) -> None:
+        """A table is about to lose its blocks: it takes the digests of the published ones back, so that nothing is hashed again."""
+        block_ids = table.block_ids[: table.num_published]
+        table.digests[:0] = array("Q", self._blocks.digests_view[block_ids].tobytes())
 
     def forget(self, block_id: int) -> None:
         """A published block is handed out: its content goes."""
@@ -164,8 +169,8 @@ class PrefixCache:
             count = table.num_published if self.publishes(table) else 0
             held, written = table.block_ids[:count], table.block_ids[count:]
             assert all(self._blocks.is_published[block_id] for block_id in held), "a table's block is not published"
-            content = [self._blocks.digests[block_id] for block_id in held]
-            assert content == table.digests[:count].tolist(), "a published block holds something else than its table says"
+            digests, links = ([column[block_id] for block_id in held] for column in (self._blocks.digests, self._blocks.links))
+            assert links[1:] == digests[:-1], "a published block continues something else than its table says"
             assert not any(self._blocks.is_published[block_id] for block_id in written), (
                 "a block is published that its table still writes"
             )
@@ -208,8 +213,8 @@ class PrefixCache:
         """Hash the blocks that follow those the table has digests of, int32 `[blocks, block_size]`."""
         if not len(rows):
             return
-        if table.digests:
-            table.digests.extend(chain_digests(rows, table.digests[-1]))
+        if table.digests or table.num_published:
+            table.digests.extend(chain_digests(rows, table.digests[-1] if table.digests else self._parent_of(table)))
             return
         root = self._root_of(table)
         if self._latest is not None and self._latest.root == root:  # prompts of one kind come together and begin alike
@@ -221,6 +226,12 @@ class PrefixCache:
     def _root_of(self, table: BlockTable) -> int | None:
         """What is before the table's first block: the pool's namespace, with the table's own folded in."""
         return namespace_root(self._namespace + table.namespace) if table.namespace else self._root
+
+    def _parent_of(self, table: BlockTable) -> int | None:
+        """What is before the first block of a table that is not published: the digest of the last one that is, or the root."""
+        if not table.num_published:
+            return self._root_of(table)
+        return self._blocks.digests[table.block_ids[table.num_published - 1]]
 
     def _rows(self, token_ids: TokenIds, first: int, stop: int) -> npt.NDArray[np.int32]:
         """Token ids of the sequence's blocks `[first, stop)`, int32 `[stop - first, block_size]`."""

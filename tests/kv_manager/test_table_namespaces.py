@@ -90,7 +90,11 @@ def test_each_tenant_goes_on_with_its_own_after_a_takeover(serve: Serve) -> None
     for namespace in (b"", ANNA, BERT):
         assert hit(manager, namespace, ids(1, 9)) == hit(serving.manager, namespace, ids(1, 9)) != []
     assert hit(manager, join_namespace("cecil"), ids(1, 9)) == []
+    for table, sequence in zip(tables, running, strict=True):
+        manager.free(table)
+        serving.free(sequence)
     assert [table.digests for table in tables] == [item.table.digests for item in running]
+    assert [len(table.digests) for table in tables] == [2, 2]
 
 
 def test_entries_of_another_tenant_do_not_name_a_tables_blocks(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
