@@ -127,13 +127,13 @@ class HashPrefixIndex:
     def _insert_new(self, parent: int | None, index: npt.NDArray[np.int64], column: npt.NDArray[np.uint64], step: int) -> bool:
         """Publish blocks of which none is published, under digests of which none is known; False, and nothing, for all others. Costs half as
         much a block: for the tables of a takeover and long prompts."""
-        blocks, digests = self._blocks, column.tolist()
-        if blocks.is_published_view[index].any() or len(set(digests)) < len(digests):
-            return False
-        if any(self._find(digest) >= 0 for digest in digests):
+        blocks = self._blocks
+        if blocks.is_published_view[index].any() or len(set(column.tolist())) < len(column):
             return False
         heads = (column & np.uint64(self._mask)).view(np.int64)
         before = self._heads_view[heads]
+        if any(self._find(digest) >= 0 for digest in column[before >= 0].tolist()):
+            return False
         link, has_parent = link_of(parent)
         blocks.digests_view[index], blocks.is_published_view[index] = column, True
         blocks.links_view[index[1:]], blocks.steps_view[index] = column[:-1], 2 * step + 1

@@ -43,7 +43,7 @@ class Batcher:
         strong = self._lifecycle.suspects.strong
         if strong and self._plan_alone(replica, plan, now_us):
             return plan
-        self._fill(_Step(self, replica, plan, list(replica.running.values()), now_us))
+        self._fill(_Step(self, replica, plan, list(replica.running.values()), replica.prefills(), now_us))
         return plan
 
     def add_decodes(self, step: "_Step") -> bool:
@@ -62,7 +62,7 @@ class Batcher:
             return False
         self._pace(replica, plan, step.running)
         if plan.num_decodes < len(replica.running):
-            self._add_prefills(replica, plan, step.running)
+            self._add_prefills(replica, plan, step.prefills)
         while self._waiting and not plan.is_full and self._has_waited(replica, step.now_us):
             placement = self._placer.next_for(replica, step.now_us)
             if placement is None or placement.sequence.request_id in strong or not self._admit(placement, plan, step.now_us):
@@ -79,6 +79,7 @@ class Batcher:
             if sequence.has_entered:
                 self._add_decodes(replica, plan, [sequence])
                 step.running.append(sequence)
+                step.prefills.append(sequence)
 
     def _pace(self, replica: Replica, plan: StepPlan, running: Items[Sequence]) -> None:
         """Where decodes would wait for this step, leave it only as many positions as are expected to take `itl_target_ms`."""
@@ -169,12 +170,9 @@ class Batcher:
         for sequence in sequences:
             if plan.is_full:
                 return
-            ledger = sequence.ledger
-            if ledger.lanes is not None or sequence.status is not SequenceStatus.RUNNING:
+            if sequence.status is not SequenceStatus.RUNNING or sequence.is_past_prefill:
                 continue
-            if sequence.has_entered and ledger.num_remaining == 1 and ledger.scheduled_len >= ledger.prompt_len:
-                continue  # a decode; the last position of a prompt, where that is no row yet, ends a prefill
-            count = self._chunk(sequence, ledger.scheduled_len, replica, plan)
+            count = self._chunk(sequence, sequence.ledger.scheduled_len, replica, plan)
             new_block_ids = self._grow(replica, plan, sequence, count) if count else None
             if new_block_ids is None:
                 continue
@@ -250,6 +248,7 @@ class _Step:
     replica: Replica
     plan: StepPlan
     running: list[Sequence]  # when it began, in order of rank
+    prefills: list[Sequence]  # of these
     now_us: int
 
     def add_decodes(self) -> bool:

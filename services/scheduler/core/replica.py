@@ -93,6 +93,7 @@ class Replica:
             bytes, SlotReport
         ] = {}  # orphans' slots that nobody has come for in time, or who came with other tokens
         self._late_drops: list[SlotDrop] = []  # for the batch after the next
+        self._prefills: dict[bytes, Sequence] = {}  # who may be one of `prefills`
         self._rank = running_rank(config.queue_order)
         self._last_step = report.last_step
         self._free_slots: list[int] = []
@@ -271,8 +272,17 @@ class Replica:
         if not sequence.has_entered:
             self.drops.append(_drop(sequence, None))
 
+    def prefills(self) -> list[Sequence]:
+        """Of `running`, in order, those whose prefill goes on. Looks only at who was one when last asked, or came since: a decode never
+        becomes a prefill but by leaving and coming back."""
+        for request_id, sequence in list(self._prefills.items()):
+            if self.running.get(request_id) is not sequence or sequence.is_past_prefill:
+                del self._prefills[request_id]
+        return sorted(self._prefills.values(), key=self._rank)
+
     def _add_running(self, sequence: Sequence) -> None:
         """Put a sequence into `running`, which stays in order."""
+        self._prefills[sequence.request_id] = sequence
         last = next(reversed(self.running.values()), None)
         self.running[sequence.request_id] = sequence
         if last is not None and self._rank(last) > self._rank(sequence):
@@ -342,6 +352,8 @@ class Replica:
         assert sorted(taken) == list(range(self.description.limits.max_num_seqs)), "a slot is lost or taken twice"
         ranks = [self._rank(sequence) for sequence in self.running.values()]
         assert ranks == sorted(ranks), "the running ones are out of order"
+        prefills = [sequence for sequence in self.running.values() if not sequence.is_past_prefill]
+        assert self.prefills() == prefills, "a prefill is forgotten"
         assert not (self.swap_outs or self.swap_ins), "a swap waits for a batch"
         flying: dict[bytes, int] = {sequence.request_id: 0 for sequence in held}
         drafts = dict(flying)

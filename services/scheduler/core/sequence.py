@@ -105,6 +105,14 @@ class Sequence:
         assert self.slot is not None and self.has_entered and self.status is SequenceStatus.RUNNING
         self.ledger.take_lane(lanes, self.slot, self.tokens_max, self.rules.last_ids)
 
+    @property
+    def is_past_prefill(self) -> bool:
+        """Whether all that is left to compute are decodes. The last position of a prompt, where that is no row yet, ends a prefill."""
+        ledger = self.ledger
+        if ledger.lanes is not None:
+            return True
+        return self.has_entered and ledger.num_remaining == 1 and ledger.scheduled_len >= ledger.prompt_len
+
     def run(self, worker: str, slot: int) -> None:
         """Take a slot; the table is filled already."""
         self._move(SequenceStatus.RUNNING)
