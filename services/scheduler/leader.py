@@ -1,7 +1,8 @@
 """One leader's term: turns what workers, gateways and the store say into core calls, and the core's answers into messages.
 
 Every event ends with `_settle`: changes become one numbered record, workers get their next batches, and what the journal has made
-durable becomes due to the gateways. Batches leave before records are written: the wait for the store overlaps the forward pass.
+durable becomes due to the gateways. Only a new request that comes while all workers are busy leaves that to the next event. Batches
+leave before records are written: the wait for the store overlaps the forward pass.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -153,7 +154,8 @@ class Leader:
             return
         with self._whole_or_over():
             if isinstance(message, Submit):
-                self._submit(session, message)
+                if self._submit(session, message) and self.scheduler.is_busy and self._broken is None:
+                    return  # many come at once: the output of the oldest batch, or the next tick, settles for all of them
             else:
                 request_id = self._streams.claimed_by(session, message.request_id, message.subscriber)
                 if request_id is not None:
@@ -284,13 +286,14 @@ class Leader:
             case StopFound(output_len=output_len, stop_string=stop_string):
                 self.scheduler.stop_found(request_id, output_len, stop_string, now)
 
-    def _submit(self, session: GatewaySession, submit: Submit) -> None:
+    def _submit(self, session: GatewaySession, submit: Submit) -> bool:
+        """Whether it is a new request, of which nobody has to be told anything yet."""
         request_id = submit.submission.request_id
         foreign_id = self._foreign_id((int(submit.submission.prompt_token_ids.max()), *submit.received_token_ids))
         if foreign_id is not None:
             message = f"token id {foreign_id} is not in the vocabulary of {self._model.vocab_size}"
             session.post(Rejected(request_id, submit.subscriber, RejectReason.INVALID, message))
-            return
+            return False
         answer = self.scheduler.submit(submit.submission, submit.subscriber, submit.received_token_ids, self._clock())
         match answer:
             case Admitted() | Known():
@@ -300,6 +303,7 @@ class Leader:
                     request_id, submit.subscriber, _REJECT[answer.reason], answer.message, answer.retry_after_ms
                 )
                 session.post(rejected)
+        return isinstance(answer, Admitted)
 
     def _foreign_id(self, token_ids: tuple[int, ...]) -> int | None:
         """The highest id where it names no token: a worker would refuse every batch with it, and the neighbours in that batch."""

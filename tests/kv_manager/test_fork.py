@@ -104,7 +104,9 @@ def test_parent_and_child_publish_their_own_continuations(serve: Serve) -> None:
     serving.compute(other)
     assert {entry.token_ids for entry in serving.manager.published()} == {(1, 2, 3, 4), (5, 6, 50, 51), (5, 6, 60, 61)}
     digests = serving.manager._blocks.digests
-    (shared, own), (also_shared, other_own) = ([digests[block_id] for block_id in t.block_ids[:2]] for t in (child, parent.table))
+    (shared, own), (also_shared, other_own) = (
+        [digests[block_id] for block_id in t.block_ids[:2]] for t in (child, parent.table)
+    )
     assert shared == also_shared and own != other_own
 
 

@@ -190,6 +190,12 @@ class Scheduler:
         plan = self._batcher.plan(replica, now_us)
         return self._issue(replica, plan, now_us) if plan.sequences or replica.has_orders else None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether nobody can be given a batch before one has answered."""
+        attached = self._fleet.attached
+        return bool(attached) and all(len(replica.in_flight) >= replica.batches_max for replica in attached)
+
     def pause(self) -> None:
         """Issue no more batches until `resume`. What is in flight ends and counts, in a lockstep group the round that has begun; running
         requests keep their slots, new ones wait; a next leader is not paused."""

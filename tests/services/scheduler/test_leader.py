@@ -33,6 +33,26 @@ def test_a_request_runs_to_its_end(table: Table) -> None:
     assert gateway.finishes == {request.request_id: FinishReason.MAX_TOKENS}
 
 
+def test_requests_that_come_while_the_worker_is_busy_are_written_together(table: Table) -> None:
+    gateway = table.gateway()
+    requests = [submission(number, [7, 8, number]) for number in range(1, 6)]
+    while not table.leader.scheduler.is_busy:
+        gateway.submit(requests[len(gateway.tokens)])
+    table.write()
+    last, num_before = table.store.stored().state.last, len(gateway.tokens)
+    for request in requests[num_before:]:
+        gateway.submit(request)
+    table.write()
+    assert table.store.stored().state.last == last and num_before < len(requests) - 1
+    table.leader.tick()
+    table.write()
+    assert table.store.stored().state.last == last + 1, "time alone settles, should the worker not answer"
+    assert table.store.stored().state.requests.keys() == {request.request_id for request in requests}
+    table.run()
+    gateway.read()
+    assert gateway.tokens == {request.request_id: expected(request) for request in requests}
+
+
 def test_nothing_is_shown_before_it_is_written(table: Table) -> None:
     gateway, request = table.gateway(), submission(1, [5, 6, 7])
     table.store_answers = False
