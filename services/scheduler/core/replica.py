@@ -17,6 +17,7 @@ from services.scheduler.core.lane_rows import LaneRows
 from services.scheduler.core.lanes import Lanes
 from services.scheduler.core.queue_order import running_rank
 from services.scheduler.core.record import BlockDelta
+from services.scheduler.core.replica_integrity import check_rows
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.step_plan import IssuedBatch, StepPlan
@@ -355,34 +356,7 @@ class Replica:
         prefills = [sequence for sequence in self.running.values() if not sequence.is_past_prefill]
         assert self.prefills() == prefills, "a prefill is forgotten"
         assert not (self.swap_outs or self.swap_ins), "a swap waits for a batch"
-        flying: dict[bytes, int] = {sequence.request_id: 0 for sequence in held}
-        drafts = dict(flying)
-        for batch in self.in_flight:
-            # Not strict: a dummy run has rows of nobody.
-            rows = zip(batch.sequences, batch.attempts, batch.counts, batch.samples.tolist(), strict=False)
-            for sequence, attempt, count, num_samples in rows:
-                if sequence in held and sequence.attempt == attempt:
-                    flying[sequence.request_id] += count
-                    drafts[sequence.request_id] += max(0, num_samples - 1)
-        num_lanes = 0
-        for sequence in held:
-            ledger, size = sequence.ledger, self.manager.block_size
-            is_swapped = self.swapped.get(sequence.request_id) is sequence
-            status = SequenceStatus.SWAPPED if is_swapped else SequenceStatus.RUNNING
-            assert sequence.status is status and sequence.worker == self.name
-            assert ledger.positions_in_flight == flying[sequence.request_id], "positions in flight are not those of the batches"
-            assert ledger.drafts_in_flight == drafts[sequence.request_id], "drafts in flight are not those of the batches"
-            assert ledger.computed_len < ledger.num_tokens
-            if ledger.lanes is not None:
-                num_lanes += 1
-                assert ledger.lanes is self.lanes and status is SequenceStatus.RUNNING, "a lane is held by somebody else"
-                counts = [int(self.lanes.num_tokens[sequence.slot]), int(self.lanes.caps[sequence.slot])]
-                assert counts == [ledger.num_tokens, sequence.tokens_max], "a lane tells another story"
-            num_blocks = len(sequence.table.host_block_ids if is_swapped else sequence.table.block_ids)
-            assert num_blocks * size >= ledger.scheduled_len, "a table is too short"
-            if self.manager.enable_prefix_caching:
-                assert sequence.table.num_published <= ledger.computed_len // size
-        assert len(self.lanes) == num_lanes, "a lane is held by nobody"
+        check_rows(self, held)
 
 
 def _reported_table(slot: SlotReport) -> BlockTable:
