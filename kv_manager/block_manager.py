@@ -2,11 +2,11 @@
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
+from kv_manager.allocation import BlockPairs, PoolExhausted, PrefixMatch
 from kv_manager.block import Blocks
 from kv_manager.block_table import BlockTable, HeldTable
 from kv_manager.block_tenants import BlockTenants
@@ -22,31 +22,6 @@ from kv_manager.published_blocks import PublishedBlocks
 from kv_manager.radix_index import RadixPrefixIndex
 
 PREFIX_INDEXES: dict[str, Callable[[Blocks], PrefixIndex]] = {"hash": HashPrefixIndex, "radix": RadixPrefixIndex}
-
-BlockPairs: TypeAlias = list[tuple[int, int]]
-"""(source, target) of blocks that the batch is to copy whole, in the order of the table. No target is named twice."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolExhausted:
-    """A request for blocks that changed nothing: it takes `needed` blocks out of the free list, which has `free`."""
-
-    needed: int
-    free: int
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """Cached blocks a sequence of `num_tokens` tokens can start with. No references: good until the pool changes.
-
-    `free_block_ids` are those of `block_ids` that sit in the free list; taking one costs a free block like a fresh one does.
-    """
-
-    num_tokens: int
-    num_cached_tokens: int
-    block_ids: list[int]
-    free_block_ids: list[int]
-    pool_version: int
 
 
 class BlockManager:
@@ -149,6 +124,15 @@ class BlockManager:
         if not isinstance(fresh, PoolExhausted):
             table.block_ids.extend(fresh)
         return fresh
+
+    def append_next(self, tables: Sequence[BlockTable]) -> list[int]:
+        """Grow each of these tables by one block and return those, in this order; there must be as many free ones."""
+        block_ids = self._hand_out(len(tables))
+        for table, block_id in zip(tables, block_ids, strict=True):
+            table.block_ids.append(block_id)
+            if self._tenants is not None:
+                self._tenants.hand_over((block_id,), table.namespace)
+        return block_ids
 
     def num_shared_by_fork(self, parent: BlockTable, num_computed: int) -> int:
         """Blocks that a child of this parent has from it by reference (see `fork`): so many fewer leave the free list."""
@@ -276,6 +260,15 @@ class BlockManager:
         """
         self._cache.publish(table, token_ids, num_tokens, step)
 
+    def publish_next(self, tables: Sequence[BlockTable], token_ids: npt.NDArray[np.int32], step: int) -> bool:
+        """Publish of each of these tables the one block behind its published ones, which is full now; see `publish`. `token_ids`, int32
+        `[tables, block_size]`, are what these blocks hold.
+
+        False, and nothing is changed, where it takes `publish` to see to one of them: it begins its sequence, was hashed before, publishes
+        nothing, or has a digest that is known already.
+        """
+        return self._cache.publish_next(tables, token_ids, step)
+
     def free(self, table: BlockTable) -> None:
         """Give up all blocks of a table, the tail first, so that the tail is evicted first. An empty table stays empty."""
         if table.host_block_ids:
@@ -356,6 +349,13 @@ class BlockManager:
         """Hand out `count` free blocks for `table` with one reference each; their cached content is forgotten now. All or nothing."""
         if count > len(self._free):
             return PoolExhausted(count, len(self._free))
+        block_ids = self._hand_out(count)
+        if self._tenants is not None:
+            self._tenants.hand_over(block_ids, table.namespace)
+        return block_ids
+
+    def _hand_out(self, count: int) -> list[int]:
+        """So many free blocks with one reference each; their cached content is forgotten now."""
         self._pool_version += 1
         block_ids = self._free.take(count)
         ref_counts, is_published = self._blocks.ref_counts, self._blocks.is_published
@@ -363,8 +363,6 @@ class BlockManager:
             ref_counts[block_id] = 1
             if is_published[block_id]:
                 self._cache.forget(block_id)
-        if self._tenants is not None:
-            self._tenants.hand_over(block_ids, table.namespace)
         return block_ids
 
     def _copied(self, pairs: Iterable[tuple[int, int]], copied_from: Sequence[int] = ()) -> BlockPairs:

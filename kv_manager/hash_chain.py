@@ -61,3 +61,10 @@ def chain_digests(blocks: npt.NDArray[np.int32], parent: int | None = None) -> l
         link = digest.to_bytes(_DIGEST_BYTES, "little")
         digests.append(digest)
     return digests
+
+
+def next_digests(blocks: npt.NDArray[np.int32], parents: npt.NDArray[np.uint64]) -> list[int]:
+    """Digests of full blocks of different sequences, int32 `[blocks, block_size]`, each behind a block whose digest is its parent, `[blocks]`."""
+    contents = np.empty((len(blocks), 1 + blocks.shape[1]), "<i8")
+    contents[:, 0], contents[:, 1:] = parents.view(np.int64), blocks
+    return list(map(xxh64_intdigest, contents.view(f"V{contents.shape[1] * _TOKEN_BYTES}").ravel().tolist()))

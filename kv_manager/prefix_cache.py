@@ -10,7 +10,7 @@ import numpy.typing as npt
 from kv_manager.adoption import EntriesByBlock, eviction_order, restore_entries
 from kv_manager.block import Blocks
 from kv_manager.block_table import BlockTable, HeldTable
-from kv_manager.hash_chain import TokenIds, chain_digests, namespace_root
+from kv_manager.hash_chain import TokenIds, chain_digests, namespace_root, next_digests
 from kv_manager.prefix_index import HashPrefixIndex, PrefixIndex
 from kv_manager.published_block import PublishedBlock
 from kv_manager.published_blocks import PublishedBlocks
@@ -108,6 +108,26 @@ class PrefixCache:
         self._changed.update(block_ids[num_journalled:count])
         table.num_published += count
         del table.digests[:count]
+
+    def publish_next(self, tables: Sequence[BlockTable], token_ids: npt.NDArray[np.int32], step: int) -> bool:
+        """See `BlockManager.publish_next`."""
+        if not self.is_enabled:
+            return True
+        held_digests, generation = self._blocks.digests, self.generation
+        block_ids, parents = [], []
+        for table in tables:
+            count = table.num_published
+            if not count or table.digests or table.generation != generation:
+                return False
+            block_ids.append(table.block_ids[count])
+            parents.append(held_digests[table.block_ids[count - 1]])
+        links = np.array(parents, np.uint64)
+        if not self._index.insert_next(links, block_ids, next_digests(token_ids, links), token_ids, step):
+            return False
+        self._changed.update(block_ids)
+        for table in tables:
+            table.num_published += 1
+        return True
 
     def recall(self, table: BlockTable) -> None:
         """A table is about to lose its blocks: it takes the digests of the published ones back, so that nothing is hashed again."""

@@ -45,6 +45,17 @@ class PrefixIndex(Protocol):
         published before stay as they are.
         """
 
+    def insert_next(
+        self,
+        parents: npt.NDArray[np.uint64],
+        block_ids: list[int],
+        digests: list[int],
+        token_ids: npt.NDArray[np.int32],
+        step: int,
+    ) -> bool:
+        """Publish a full block behind each of these published ones, `parents` being their digests: all at once where each is new in every
+        respect, else none, and False: then `insert` takes one after the other."""
+
     def remove(self, block_id: int) -> None:
         """Forget a published block."""
 
@@ -103,9 +114,12 @@ class HashPrefixIndex:
         """See `PrefixIndex`."""
         blocks = self._blocks
         if len(block_ids) >= BULK_BLOCKS:
-            index = np.array(block_ids, np.int64)
+            index, column = np.array(block_ids, np.int64), np.array(digests, np.uint64)
             blocks.token_ids[index] = token_ids
-            if self._insert_new(parent, index, np.array(digests, np.uint64), step):
+            link, has_parent = link_of(parent)
+            before, numbers = np.empty_like(column), np.full(len(index), 2 * step + 1)
+            before[0], before[1:], numbers[0] = link, column[:-1], 2 * step + has_parent
+            if self._insert_new(index, column, before, numbers):
                 return len(block_ids)
         else:  # one alone (a decode that fills its block) is cheaper by its number than through a list
             blocks.token_ids[block_ids if len(block_ids) > 1 else block_ids[0]] = token_ids
@@ -124,23 +138,40 @@ class HashPrefixIndex:
             link, has_parent = digest, 1
         return len(block_ids)
 
-    def _insert_new(self, parent: int | None, index: npt.NDArray[np.int64], column: npt.NDArray[np.uint64], step: int) -> bool:
-        """Publish blocks of which none is published, under digests of which none is known; False, and nothing, for all others. Costs half as
-        much a block: for the tables of a takeover and long prompts."""
-        blocks = self._blocks
-        if blocks.is_published_view[index].any() or len(set(column.tolist())) < len(column):
+    def insert_next(
+        self,
+        parents: npt.NDArray[np.uint64],
+        block_ids: list[int],
+        digests: list[int],
+        token_ids: npt.NDArray[np.int32],
+        step: int,
+    ) -> bool:
+        """See `PrefixIndex`."""
+        index = np.array(block_ids, np.int64)
+        self._blocks.token_ids[index] = token_ids
+        return self._insert_new(index, np.array(digests, np.uint64), parents, 2 * step + 1)
+
+    def _insert_new(
+        self,
+        index: npt.NDArray[np.int64],
+        column: npt.NDArray[np.uint64],
+        links: npt.NDArray[np.uint64],
+        steps: npt.NDArray[np.int64] | int,
+    ) -> bool:
+        """Publish blocks of which none is published, under digests of which none is known; False, and nothing, for all others. `links` and
+        `steps` are as in the columns of blocks. Costs half as much a block as one after the other."""
+        blocks, digests = self._blocks, column.tolist()
+        if 1 in blocks.is_published_view[index].tobytes() or len(set(digests)) < len(digests):
             return False
         heads = (column & np.uint64(self._mask)).view(np.int64)
         before = self._heads_view[heads]
-        if any(self._find(digest) >= 0 for digest in column[before >= 0].tolist()):
+        if any(self._find(digests[row]) >= 0 for row in (before >= 0).nonzero()[0].tolist()):
             return False
-        link, has_parent = link_of(parent)
         blocks.digests_view[index], blocks.is_published_view[index] = column, True
-        blocks.links_view[index[1:]], blocks.steps_view[index] = column[:-1], 2 * step + 1
-        blocks.links[index[0]], blocks.steps[index[0]] = link, 2 * step + has_parent
+        blocks.links_view[index], blocks.steps_view[index] = links, steps
         self._following_view[index], self._heads_view[heads] = before, index
         # Of several with one head numpy keeps the last: the others go before it.
-        for row in np.flatnonzero(self._heads_view[heads] != index).tolist():
+        for row in (self._heads_view[heads] != index).nonzero()[0].tolist():
             self._chain(int(index[row]), _NONE)
         return True
 

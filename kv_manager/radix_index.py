@@ -89,6 +89,17 @@ class RadixPrefixIndex:
             link, has_parent = digest, 1
         return len(block_ids)
 
+    def insert_next(
+        self,
+        parents: npt.NDArray[np.uint64],
+        block_ids: list[int],
+        digests: list[int],
+        token_ids: npt.NDArray[np.int32],
+        step: int,
+    ) -> bool:
+        """See `PrefixIndex`. Each block's node is looked for in the tree, so nothing is gained by many at once."""
+        return False
+
     def remove(self, block_id: int) -> None:
         """See `PrefixIndex`."""
         blocks = self._blocks

@@ -10,7 +10,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from kv_manager.block_manager import BlockManager, BlockPairs, PoolExhausted
+from kv_manager.allocation import BlockPairs, PoolExhausted
+from kv_manager.block_manager import BlockManager
 from kv_manager.block_table import BlockTable, HeldTable
 from kv_manager.hash_chain import join_namespace, namespace_link
 from kv_manager.host_pool import HostPoolExhausted

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kv_manager.block_manager import BlockManager, PoolExhausted
+from kv_manager.allocation import PoolExhausted
+from kv_manager.block_manager import BlockManager
 from kv_manager.block_table import BlockTable
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from kv_manager import prefix_cache
-from kv_manager.block_manager import BlockManager, PoolExhausted
+from kv_manager.allocation import PoolExhausted
+from kv_manager.block_manager import BlockManager
 from kv_manager.block_table import BlockTable
 
 Serve = Callable[..., Any]

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from kv_manager.block_manager import BlockManager, PoolExhausted
+from kv_manager.allocation import PoolExhausted
+from kv_manager.block_manager import BlockManager
 from kv_manager.block_table import BlockTable
 
 SIZES = st.integers(1, 40)

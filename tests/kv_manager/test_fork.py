@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kv_manager.block_manager import PoolExhausted
+from kv_manager.allocation import PoolExhausted
 from kv_manager.block_table import BlockTable
 
 Serve = Callable[..., Any]

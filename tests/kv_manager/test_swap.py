@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from kv_manager.block_manager import BlockManager, PoolExhausted
+from kv_manager.allocation import PoolExhausted
+from kv_manager.block_manager import BlockManager
 from kv_manager.block_table import BlockTable, HeldTable
 from kv_manager.host_pool import HostPool, HostPoolExhausted
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from kv_manager.block_manager import PoolExhausted
+from kv_manager.allocation import PoolExhausted
 from services.scheduler.core.batch_policy import BATCH_POLICIES
 from services.scheduler.core.departure import move_away
 from services.scheduler.core.lifecycle import Lifecycle

@@ -1,6 +1,6 @@
 """The moves a sequence can make, each with everything that has to change with it: queue, slot, blocks, journal."""
 
-from kv_manager.block_manager import PrefixMatch
+from kv_manager.allocation import PrefixMatch
 from kv_manager.host_pool import HostPoolExhausted
 from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.replica import Replica

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kv_manager.block_manager import PrefixMatch
+from kv_manager.allocation import PrefixMatch
 from services.scheduler.core.admission import positions_reserved, resume_watermark
 from services.scheduler.core.forks import fork_len, is_awaited, parent_of
 from services.scheduler.core.lifecycle import Lifecycle

@@ -1,6 +1,6 @@
 """Making room when blocks run out, and bringing back who was swapped out for it."""
 
-from kv_manager.block_manager import PrefixMatch
+from kv_manager.allocation import PrefixMatch
 from services.scheduler.core.admission import positions_reserved, resume_watermark
 from services.scheduler.core.lifecycle import Lifecycle
 from services.scheduler.core.queue_order import running_rank

@@ -8,7 +8,8 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from kv_manager.block_manager import BlockManager, BlockPairs, PoolExhausted, PrefixMatch
+from kv_manager.allocation import BlockPairs, PoolExhausted, PrefixMatch
+from kv_manager.block_manager import BlockManager
 from kv_manager.block_table import BlockTable, HeldTable
 from kv_manager.host_pool import HostPoolExhausted
 from kv_manager.published_block import PublishedBlock

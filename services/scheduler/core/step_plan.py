@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kv_manager.block_manager import BlockPairs
+from kv_manager.allocation import BlockPairs
 from services.scheduler.core.errors import BadOutput
 from services.scheduler.core.lane_rows import LaneRows
 from services.scheduler.core.sequence import Sequence
