@@ -260,14 +260,16 @@ class BlockManager:
         """
         self._cache.publish(table, token_ids, num_tokens, step)
 
-    def publish_next(self, tables: Sequence[BlockTable], token_ids: npt.NDArray[np.int32], step: int) -> bool:
-        """Publish of each of these tables the one block behind its published ones, which is full now; see `publish`. `token_ids`, int32
-        `[tables, block_size]`, are what these blocks hold.
+    def publish_next(
+        self, tables: Sequence[BlockTable], nums_full: Sequence[int], token_ids: npt.NDArray[np.int32], step: int
+    ) -> bool:
+        """`publish` for many: of each of these tables so many blocks are full, the last of which, with these ids, is to be published. `token_ids`
+        are int32 `[tables, block_size]`.
 
-        False, and nothing is changed, where it takes `publish` to see to one of them: it begins its sequence, was hashed before, publishes
-        nothing, or has a digest that is known already.
+        False, and nothing is changed, where it takes `publish` to see to one of them: more than one block is to be published, or the
+        first of a sequence, or one hashed before, or one whose digest is known already; or the table publishes nothing.
         """
-        return self._cache.publish_next(tables, token_ids, step)
+        return self._cache.publish_next(tables, nums_full, token_ids, step)
 
     def free(self, table: BlockTable) -> None:
         """Give up all blocks of a table, the tail first, so that the tail is evicted first. An empty table stays empty."""

@@ -109,15 +109,17 @@ class PrefixCache:
         table.num_published += count
         del table.digests[:count]
 
-    def publish_next(self, tables: Sequence[BlockTable], token_ids: npt.NDArray[np.int32], step: int) -> bool:
+    def publish_next(
+        self, tables: Sequence[BlockTable], nums_full: Sequence[int], token_ids: npt.NDArray[np.int32], step: int
+    ) -> bool:
         """See `BlockManager.publish_next`."""
         if not self.is_enabled:
             return True
         held_digests, generation = self._blocks.digests, self.generation
         block_ids, parents = [], []
-        for table in tables:
+        for table, num_full in zip(tables, nums_full, strict=True):
             count = table.num_published
-            if not count or table.digests or table.generation != generation:
+            if not count or count != num_full - 1 or table.digests or table.generation != generation:
                 return False
             block_ids.append(table.block_ids[count])
             parents.append(held_digests[table.block_ids[count - 1]])

@@ -32,7 +32,7 @@ def life(seed: int, kind: str, at_once: bool) -> tuple[list[object], int]:
             ids.extend(rng.randrange(3 if rng.random() < 0.3 else 50) for _ in range(BLOCK_SIZE))
         manager.append_next(tables)
         rows = np.array([ids[-BLOCK_SIZE:] for ids in sequences], np.int32)
-        if at_once and manager.publish_next(tables, rows, step):
+        if at_once and manager.publish_next(tables, [len(ids) // BLOCK_SIZE for ids in sequences], rows, step):
             num_at_once += 1
         else:
             for table, ids in zip(tables, sequences, strict=True):
@@ -61,10 +61,10 @@ def test_a_known_digest_leaves_everything_as_it_was() -> None:
     tables = [begun(manager, [*ids], 4), begun(manager, [5, *ids[1:]], 4)]
     rows = np.array([ids, ids], np.int32)
     manager.append_next(tables)
-    assert manager.publish_next(tables, rows, 2)
+    assert manager.publish_next(tables, [2, 2], rows, 2)
     twin = begun(manager, [*ids, 9], 4)
     before = list(manager.published())
-    assert not manager.publish_next([twin, tables[1]], rows, 3), "the twin's block has the content of the first table's"
+    assert not manager.publish_next([twin, tables[1]], [2, 3], rows, 3), "the twin's block has the content of the first table's"
     assert list(manager.published()) == before
     manager.check_integrity([*tables, twin])
 
@@ -72,7 +72,7 @@ def test_a_known_digest_leaves_everything_as_it_was() -> None:
 def test_without_prefix_caching_there_is_nothing_to_publish() -> None:
     manager = BlockManager(64, BLOCK_SIZE, enable_prefix_caching=False)
     table = begun(manager, [1, 2, 3, 4], 4)
-    assert manager.publish_next([table], np.array([[1, 2, 3, 4]], np.int32), 2)
+    assert manager.publish_next([table], [1], np.array([[1, 2, 3, 4]], np.int32), 2)
     assert not list(manager.published())
 
 

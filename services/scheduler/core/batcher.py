@@ -10,6 +10,7 @@ from services.scheduler.core.lifecycle import Lifecycle
 from services.scheduler.core.placement import Placement, Placer
 from services.scheduler.core.preemption import Preemption
 from services.scheduler.core.replica import Replica
+from services.scheduler.core.row_index import rows_of
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.step_plan import StepPlan
@@ -115,36 +116,20 @@ class Batcher:
         return True
 
     def _add_lanes(self, replica: Replica, plan: StepPlan, running: list[Sequence]) -> list[Sequence]:
-        """The next rows of all sequences in lanes, where there is room for everybody; only those at the end of their table or near their cap
-        are looked at. Returns who else may decode."""
+        """The next rows of all sequences in lanes that are not at their cap, where there is room for everybody. Returns who else may decode."""
         rows, manager = replica.lane_rows(), replica.manager
         num_others = len(running) - len(rows)
         if not len(rows) or plan.sequences or len(running) > min(plan.tokens_left, plan.rows_left):
             return running
-        lanes, done, growing = rows.lanes, set(), []
-        at_edge = lanes.scheduled.take(rows.slots) >= lanes.edges.take(rows.slots)
-        for row in at_edge.nonzero()[0].tolist():
-            sequence = rows.sequences[row]
-            position, num_covered = sequence.next_decode(), len(sequence.table.block_ids) * manager.block_size
-            if position is None:
-                done.add(row)
-            elif position < num_covered:
-                lanes.looked_before(int(rows.slots[row]), num_covered)
-            else:
-                growing.append(row)
+        lanes = rows.lanes
+        capped = rows_of(lanes.scheduled[rows.index] + rows.ones >= lanes.caps[rows.index])
+        if capped:
+            rows = rows.without(set(capped))
+        growing = rows_of(lanes.scheduled[rows.index] >= lanes.covered[rows.index])
         if len(growing) + num_others > manager.num_free_blocks:
             return running  # somebody may have to leave: in order of rank
-        new_blocks = []
-        for row in growing:
-            table, slot = rows.sequences[row].table, int(rows.slots[row])
-            grown = manager.append(table, int(lanes.scheduled[slot]) + 1)
-            assert not isinstance(grown, PoolExhausted), f"counted as free: {grown}"
-            new_blocks.append((row - sum(gone < row for gone in done), grown[0]))
-            lanes.has_grown[slot] = True
-            lanes.looked_before(slot, len(table.block_ids) * manager.block_size)
-        if done:
-            rows = rows.only([row for row in range(len(rows)) if row not in done])
-        plan.add_lanes(rows, new_blocks)
+        block_ids = manager.append_next([rows.tables[row] for row in growing]) if growing else []
+        plan.add_lanes(rows, growing, block_ids)
         return [sequence for sequence in running if sequence.ledger.lanes is None] if num_others else []
 
     def _add_decodes(self, replica: Replica, plan: StepPlan, sequences: Items[Sequence]) -> None:
@@ -233,8 +218,8 @@ class Batcher:
         while True:
             grown = replica.manager.append(sequence.table, sequence.ledger.scheduled_len + count)
             if not isinstance(grown, PoolExhausted):
-                if sequence.ledger.lanes is not None:
-                    replica.lanes.has_grown[sequence.slot] = True
+                if sequence.ledger.lanes is not None and sequence.slot is not None:
+                    replica.lanes.has_table(sequence.slot, len(sequence.table.block_ids), sequence.table.block_ids[-1])
                 return grown
             if self.preemption.make_room(replica, plan, sequence) is sequence:
                 return None

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from services.scheduler.core.lane_rows import LaneRows
 from services.scheduler.core.record import BlockDelta, DecodeColumns, RequestDelta
+from services.scheduler.core.row_index import rows_of
 from services.scheduler.core.sequence import Sequence
 
 
@@ -28,26 +29,26 @@ class Changes:
 
 def is_steady(sequence: Sequence) -> bool:
     """Whether what the journal does not know yet is one output token and at most one block; else it needs a delta."""
-    cursor = sequence.cursor
+    ledger = sequence.ledger
     return (
-        sequence.output_len == cursor.output_len + 1
-        and cursor.num_blocks <= len(sequence.table.block_ids) <= cursor.num_blocks + 1
+        sequence.output_len == ledger.told_len + 1
+        and ledger.told_blocks <= len(sequence.table.block_ids) <= ledger.told_blocks + 1
     )
 
 
 def decode_columns(sequences: Items[Sequence]) -> DecodeColumns:
-    """One row for each of `sequences`, all steady; moves their cursors."""
+    """One row for each of `sequences`, all steady; the journal knows of it then."""
     token_ids, token_offsets, grown = [], [], []
     for row, sequence in enumerate(sequences):
-        cursor, block_ids = sequence.cursor, sequence.table.block_ids
-        token_offsets.append(cursor.output_len)
-        token_ids.append(sequence.ledger.token_ids.output[-1])
-        cursor.output_len += 1
-        if len(block_ids) > cursor.num_blocks:
-            grown.append((row, cursor.num_blocks, block_ids[-1]))
-            cursor.num_blocks += 1
+        ledger, block_ids = sequence.ledger, sequence.table.block_ids
+        token_offsets.append(ledger.told_len)
+        token_ids.append(ledger.token_ids.output[-1])
+        if len(block_ids) > ledger.told_blocks:
+            grown.append((row, ledger.told_blocks, block_ids[-1]))
+        ledger.tell(ledger.told_len + 1, len(block_ids))
     request_ids = tuple(sequence.request_id for sequence in sequences)
-    return _columns(request_ids, np.array(token_offsets, np.int32), np.array(token_ids, np.int32), grown)
+    columns = np.array(grown, np.int32).reshape(-1, 3).T
+    return DecodeColumns(request_ids, np.array(token_offsets, np.int32), np.array(token_ids, np.int32), *columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,37 +66,26 @@ class LaneTokens:
 
     def rows_with_many_blocks(self) -> set[int]:
         """Those whose table changed by more than one block since the journal was told: not steady."""
-        return {row for row, num_new in self._new_blocks() if not 0 <= num_new <= 1}
+        new = self._new_positions()
+        return set(rows_of((new > self.rows.lanes.block_size) | (new < 0)))
 
     def columns(self) -> DecodeColumns:
-        """See `decode_columns`."""
-        rows, grown = self.rows, []
-        for cursor in rows.cursors:
-            cursor.output_len += 1
-        for row, num_new in self._new_blocks():
-            if num_new:
-                cursor = rows.cursors[row]
-                grown.append((row, cursor.num_blocks, rows.sequences[row].table.block_ids[-1]))
-                cursor.num_blocks += 1
-            rows.lanes.has_grown[rows.slots[row]] = False
-        return _columns(rows.request_ids, self.token_offsets, self.token_ids, grown)
+        """See `decode_columns`; all of these rows are in their lanes still."""
+        rows, lanes = self.rows, self.rows.lanes
+        lanes.told[rows.index] = self.token_offsets + rows.ones
+        grown = self._new_positions().nonzero()[0]
+        slots = rows.slots[grown]
+        table_offsets = lanes.told_covered[slots] // lanes.block_size
+        lanes.told_covered[slots] = lanes.covered[slots]
+        grown_rows = grown.astype(np.int32)
+        return DecodeColumns(
+            rows.request_ids, self.token_offsets, self.token_ids, grown_rows, table_offsets, lanes.last_blocks[slots]
+        )
 
-    def _new_blocks(self) -> list[tuple[int, int]]:
-        """The rows whose table may have grown, and by how much it has."""
-        rows = self.rows
-        at = rows.lanes.has_grown.take(rows.slots).nonzero()[0].tolist()
-        return [(row, len(rows.sequences[row].table.block_ids) - rows.cursors[row].num_blocks) for row in at]
-
-
-def _columns(
-    request_ids: tuple[bytes, ...],
-    token_offsets: npt.NDArray[np.int32],
-    token_ids: npt.NDArray[np.int32],
-    grown: list[tuple[int, int, int]],
-) -> DecodeColumns:
-    """`grown`: (row, place in the table, block) of each block that is new."""
-    grown_rows, table_offsets, block_ids = np.array(grown, np.int32).reshape(-1, 3).T
-    return DecodeColumns(request_ids, token_offsets, token_ids, grown_rows, table_offsets, block_ids)
+    def _new_positions(self) -> npt.NDArray[np.int32]:
+        """Of each row how many positions the blocks of its table cover that the journal has not been told of."""
+        lanes, index = self.rows.lanes, self.rows.index
+        return lanes.covered[index] - lanes.told_covered[index]
 
 
 def joined(columns: Items[DecodeColumns], ids_before: tuple[bytes, ...]) -> DecodeColumns | None:
@@ -120,12 +110,12 @@ def joined(columns: Items[DecodeColumns], ids_before: tuple[bytes, ...]) -> Deco
 
 
 def request_delta(sequence: Sequence) -> RequestDelta:
-    """All that the journal does not know of a sequence yet; moves its cursor."""
-    cursor = sequence.cursor
-    is_first, cursor.is_known = not cursor.is_known, True
-    token_offset = min(cursor.output_len, sequence.output_len)
-    table_offset = min(cursor.num_blocks, len(sequence.table.block_ids))
-    cursor.output_len, cursor.num_blocks = sequence.output_len, len(sequence.table.block_ids)
+    """All that the journal does not know of a sequence yet; it does then."""
+    ledger = sequence.ledger
+    is_first, sequence.is_recorded = not sequence.is_recorded, True
+    token_offset = min(ledger.told_len, sequence.output_len)
+    table_offset = min(ledger.told_blocks, len(sequence.table.block_ids))
+    ledger.tell(sequence.output_len, len(sequence.table.block_ids))
     return RequestDelta(
         request_id=sequence.request_id,
         status=sequence.status,

@@ -1,9 +1,14 @@
 """Counts of the sequences of one worker that only decode, as columns by slot: a step is a few array operations for all of them."""
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from services.scheduler.core.row_index import Index, rows_of
+
+Column: TypeAlias = npt.NDArray[np.int32]
 
 
 class Lanes:
@@ -14,17 +19,34 @@ class Lanes:
     - `num_tokens`: committed tokens, prompt included. One more than positions are computed.
     - `scheduled`: positions computed or in flight; where the next row begins.
     - `prompt_lens`, `caps` (a row is issued only for a position whose token is not the cap's).
-    - `edges`: from this `scheduled` on somebody has to look at the sequence before a row is issued: it needs a block, or is at its cap.
-    - `marks`: from this `num_tokens` on somebody has to look at it after an output: a block is full, or the cap reached.
+    - `covered`: positions for which the table has blocks, and `last_blocks`, the last of these.
+    - `full_at`: from this `num_tokens` on a block is full that nobody has seen to.
+    - `told`, `told_covered`: output tokens, and positions of the table, that the journal knows of.
 
-    `has_grown`, bool: the table may have a block that the journal has not been told of. `version` changes when a lane is taken or left.
+    `version` changes when a lane is taken or left.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
-        self.num_tokens, self.scheduled, self.prompt_lens, self.caps, self.edges, self.marks = np.zeros(
-            (6, num_slots), np.int32
-        )
-        self.has_grown = np.zeros(num_slots, np.bool_)
+    __slots__ = (
+        "_ending_ids",
+        "_num_ending",
+        "block_size",
+        "caps",
+        "covered",
+        "full_at",
+        "last_blocks",
+        "num_tokens",
+        "prompt_lens",
+        "scheduled",
+        "told",
+        "told_covered",
+        "version",
+    )
+
+    def __init__(self, num_slots: int, vocab_size: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.num_tokens, self.scheduled, self.prompt_lens, self.caps = np.zeros((4, num_slots), np.int32)
+        self.covered, self.last_blocks, self.full_at = np.zeros((3, num_slots), np.int32)
+        self.told, self.told_covered = np.zeros((2, num_slots), np.int32)
         self.version = 0
         self._num_ending = np.zeros(vocab_size, np.int32)  # by id: how many lanes it may end
         self._ending_ids: dict[int, npt.NDArray[np.intp]] = {}  # by slot
@@ -34,12 +56,11 @@ class Lanes:
         return len(self._ending_ids)
 
     def take(self, slot: int, num_tokens: int, scheduled: int, prompt_len: int, cap: int, ending_ids: Iterable[int]) -> None:
-        """Hold a lane. `ending_ids` has every id that may be the last one of its output."""
+        """Hold a lane. `ending_ids` has every id that may be the last one of its output. The columns of its table, and of what the journal
+        knows, are the caller's to fill."""
         assert slot not in self._ending_ids, f"lane {slot} is held"
         self.num_tokens[slot], self.scheduled[slot] = num_tokens, scheduled
         self.prompt_lens[slot], self.caps[slot] = prompt_len, cap
-        self.edges[slot] = self.marks[slot] = 0
-        self.has_grown[slot] = True
         ids = np.unique(np.fromiter(ending_ids, np.intp).clip(0, len(self._num_ending) - 1))
         self._num_ending[ids] += 1
         self._ending_ids[slot] = ids
@@ -51,22 +72,24 @@ class Lanes:
         self.version += 1
         return int(self.scheduled[slot])
 
-    def looked_before(self, slot: int, num_covered: int) -> None:
-        """A sequence's next row needs no look as long as its table, of `num_covered` positions, suffices."""
-        self.edges[slot] = min(num_covered, self.caps[slot] - 1)
+    def has_table(self, slot: int, num_blocks: int, last_block: int) -> None:
+        """The table of a sequence has so many blocks now."""
+        self.covered[slot], self.last_blocks[slot] = num_blocks * self.block_size, last_block
 
-    def looked_after(self, slot: int, block_size: int) -> None:
-        """What a sequence has computed is published: the next output worth a look completes a block."""
-        num_full = (int(self.num_tokens[slot]) - 1) // block_size
-        self.marks[slot] = min((num_full + 1) * block_size + 1, self.caps[slot])
+    def notice_full(self, slots: Column) -> list[int]:
+        """The blocks that are full now are seen to; returns how many each has."""
+        nums_full = (self.num_tokens[slots] - 1) // self.block_size
+        self.full_at[slots] = (nums_full + 1) * self.block_size + 1
+        counts: list[int] = nums_full.tolist()
+        return counts
 
-    def append(
-        self, slots: npt.NDArray[np.int32], token_ids: npt.NDArray[np.int32]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.intp]]:
-        """Count one more token in each of these lanes, with these ids. Returns the new `num_tokens`, and which of `slots` need a look."""
-        num_tokens = self.num_tokens.take(slots)
+    def append(self, index: Index, token_ids: Column) -> tuple[Column, list[int], list[int]]:
+        """Count one more token in each of these lanes, with these ids. Returns the new `num_tokens`, and of which of them the token may be the
+        last, and a block is full."""
+        num_tokens = self.num_tokens[index]
         num_tokens += 1
-        self.num_tokens[slots] = num_tokens
-        needs_look = self._num_ending.take(token_ids, mode="clip") > 0
-        needs_look |= num_tokens >= self.marks.take(slots)
-        return num_tokens, needs_look.nonzero()[0]
+        self.num_tokens[index] = num_tokens
+        may_end = self._num_ending.take(token_ids, mode="clip") > 0
+        may_end |= num_tokens >= self.caps[index]
+        is_full = num_tokens >= self.full_at[index]
+        return num_tokens, rows_of(may_end), rows_of(is_full)

@@ -21,6 +21,8 @@ class Ledger:
     bounds: each that comes to nothing gives its own back. `computed_len < len(token_ids)` always: the last token's KV is only written by
     the row that samples after it; of a sequence that decodes exactly that one is missing.
 
+    `told_len` and `told_blocks` are how many output tokens, and blocks of its table, the journal knows of.
+
     While the sequence only decodes the counts are in a lane (`Lanes`). Whatever else happens to it makes it leave that first.
     """
 
@@ -31,6 +33,8 @@ class Ledger:
     _slot: int = field(init=False, default=-1)  # in `lanes`
     _computed_len: int = field(init=False, default=0)  # in no lane, as the next one
     _positions_in_flight: int = field(init=False, default=0)
+    _told_len: int = field(init=False, default=0)
+    _told_blocks: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.token_ids.prompt)
@@ -77,15 +81,39 @@ class Ledger:
         """Whether the counts are those of a sequence that only decodes, one position a row."""
         return self._computed_len + 1 == self.num_tokens and not self.drafts_in_flight
 
+    @property
+    def told_len(self) -> int:
+        """See above."""
+        return self._told_len if self.lanes is None else int(self.lanes.told[self._slot])
+
+    @property
+    def told_blocks(self) -> int:
+        """See above."""
+        return self._told_blocks if self.lanes is None else int(self.lanes.told_covered[self._slot]) // self.lanes.block_size
+
+    def tell(self, output_len: int, num_blocks: int) -> None:
+        """The journal knows of so many output tokens, and blocks of the table."""
+        if self.lanes is None:
+            self._told_len, self._told_blocks = output_len, num_blocks
+        else:
+            self.lanes.told[self._slot], self.lanes.told_covered[self._slot] = output_len, num_blocks * self.lanes.block_size
+
+    def forget_table(self) -> None:
+        """The journal knows of no block of the table: that is a new one."""
+        self.leave_lane()
+        self._told_blocks = 0
+
     def take_lane(self, lanes: Lanes, slot: int, cap: int, ending_ids: Iterable[int]) -> None:
         """Count in the lane of this slot from now on; see `Lanes.take`."""
         assert self.lanes is None and self.fits_lane, "the counts fit no lane"
         lanes.take(slot, self.num_tokens, self.scheduled_len, self.prompt_len, cap, ending_ids)
+        lanes.told[slot], lanes.told_covered[slot] = self._told_len, self._told_blocks * lanes.block_size
         self.lanes, self._slot = lanes, slot
 
     def leave_lane(self) -> None:
         """Count here from now on, if not already."""
         if self.lanes is not None:
+            self._told_len, self._told_blocks = self.told_len, self.told_blocks
             scheduled = self.lanes.leave(self._slot)
             self.lanes = None
             self._computed_len = self.num_tokens - 1

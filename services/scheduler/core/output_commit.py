@@ -2,10 +2,12 @@
 
 from array import array
 from collections import deque
+from collections.abc import Sequence as Items
 
 import numpy as np
 import numpy.typing as npt
 
+from services.scheduler.core.lane_rows import LaneRows
 from services.scheduler.core.lifecycle import Lifecycle
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
@@ -20,29 +22,41 @@ class OutputCommit:
         self._lifecycle = lifecycle
         self._book = lifecycle.book
 
-    def lanes(self, replica: Replica, issued: IssuedBatch, token_ids: npt.NDArray[np.int32], now_us: int) -> list[int]:
+    def lanes(self, replica: Replica, issued: IssuedBatch, token_ids: npt.NDArray[np.int32], now_us: int) -> Items[int]:
         """Commit the rows of sequences that still hold the lanes in which they were, a token each; `token_ids` are those of all rows, none of
         which failed. Returns the rows left over."""
         rows = issued.lane_rows
         if rows is None:
-            return list(range(len(issued.sequences)))
-        rest = list(range(len(rows), len(issued.sequences)))
+            return range(len(issued.sequences))
+        rest: Items[int] = range(len(rows), len(issued.sequences))
         token_ids = token_ids[: len(rows)]
-        held = rows.still_held()
-        if held is not None:
-            kept = set(held)
-            rest = [row for row in range(len(rows)) if row not in kept] + rest
-            rows, token_ids = rows.only(held), token_ids[held]
+        left = rows.left()
+        if left:
+            rest = [*sorted(left), *rest]
+            token_ids, rows = np.delete(token_ids, sorted(left)), rows.without(left)
         if not len(rows):
             return rest
         deque(map(array.append, rows.outputs, token_ids.tolist()), maxlen=0)
-        num_tokens, looked_at = rows.lanes.append(rows.slots, token_ids)
-        self._book.decoded_in_lanes(rows, num_tokens - rows.lanes.prompt_lens.take(rows.slots) - 1, token_ids)
-        for row in looked_at.tolist():
-            sequence = rows.sequences[row]
-            rows.lanes.looked_after(int(rows.slots[row]), replica.manager.block_size)
-            self._settle(replica, sequence, sequence.output_len - 1, now_us)
+        lanes = rows.lanes
+        num_tokens, may_end, full = lanes.append(rows.index, token_ids)
+        self._book.decoded_in_lanes(rows, num_tokens - lanes.prompt_lens[rows.index] - rows.ones, token_ids)
+        if full:
+            self._publish(replica, rows, full)
+        for row in may_end:
+            self._settle(replica, rows.sequences[row], rows.sequences[row].output_len - 1, now_us)
         return rest
+
+    def _publish(self, replica: Replica, rows: LaneRows, full: list[int]) -> None:
+        """Publish of these rows the blocks that are full now: computed is all but the last token."""
+        manager, step = replica.manager, replica.applied_step
+        nums_full = rows.lanes.notice_full(rows.slots[full])
+        tables = [rows.tables[row] for row in full]
+        ids = last_blocks([rows.outputs[row] for row in full], manager.block_size)
+        if ids is not None and manager.publish_next(tables, nums_full, ids, step):
+            return
+        for row, table in zip(full, tables, strict=True):
+            ledger = rows.sequences[row].ledger
+            manager.publish(table, ledger.token_ids, ledger.computed_len, step)
 
     def row(self, replica: Replica, sequence: Sequence, count: int, num_drafts: int, sampled: list[int], now_us: int) -> None:
         """Apply one row: of `count` positions, `num_drafts` of them for drafts, as many are computed as the sampled tokens say. What comes
@@ -66,5 +80,15 @@ class OutputCommit:
             ledger.cut(finish.output_len)
         if ledger.computed_len // manager.block_size > table.num_published and sequence.status is SequenceStatus.RUNNING:
             manager.publish(table, ledger.token_ids, ledger.computed_len, replica.applied_step)
+            if ledger.lanes is not None and sequence.slot is not None:
+                ledger.lanes.notice_full(np.array([sequence.slot]))
         if finish is not None:
             self._lifecycle.end(sequence, finish, now_us)
+
+
+def last_blocks(outputs: "list[array[int]]", block_size: int) -> npt.NDArray[np.int32] | None:
+    """The ids before the last one of each output, a block full, int32 `[R, block_size]`; None where one of them begins in the prompt."""
+    ids = [output[-1 - block_size : -1] for output in outputs]
+    if any(len(item) < block_size for item in ids):
+        return None
+    return np.frombuffer(b"".join(ids), np.int32).reshape(len(ids), block_size)

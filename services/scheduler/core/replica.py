@@ -76,7 +76,7 @@ class Replica:
         self.step_times = StepTimes()
         self.is_attached = True
         self.is_leaving = False  # it has said that it is to end
-        self.lanes = Lanes(limits.max_num_seqs, description.model.vocab_size)
+        self.lanes = Lanes(limits.max_num_seqs, description.model.vocab_size, geometry.block_size)
         self._lane_rows = LaneRows.of(self.lanes, [])
         self.running: dict[bytes, Sequence] = {}
         self.swapped: dict[bytes, Sequence] = {}
@@ -111,9 +111,10 @@ class Replica:
         return bool(self.drops or self.swap_outs or self.swap_ins)
 
     def lane_rows(self) -> LaneRows:
-        """The running sequences that hold lanes, in order of rank."""
+        """The running sequences that hold lanes, by slot: so they mostly follow each other in the columns."""
         if self._lane_rows.version != self.lanes.version:
             held = [sequence for sequence in self.running.values() if sequence.ledger.lanes is not None]
+            held.sort(key=lambda sequence: sequence.slot or 0)
             self._lane_rows = LaneRows.of(self.lanes, held)
         return self._lane_rows
 

@@ -32,8 +32,12 @@ def check_rows(replica: "Replica", held: list[Sequence]) -> None:
         if ledger.lanes is not None:
             num_lanes += 1
             assert ledger.lanes is replica.lanes and status is SequenceStatus.RUNNING, "a lane is held by somebody else"
-            counts = [int(replica.lanes.num_tokens[sequence.slot]), int(replica.lanes.caps[sequence.slot])]
-            assert counts == [ledger.num_tokens, sequence.tokens_max], "a lane tells another story"
+            lanes, slot, block_ids = replica.lanes, sequence.slot, sequence.table.block_ids
+            counts = [int(column[slot]) for column in (lanes.num_tokens, lanes.caps, lanes.covered, lanes.last_blocks)]
+            assert counts == [ledger.num_tokens, sequence.tokens_max, len(block_ids) * size, block_ids[-1]], (
+                "a lane tells another story"
+            )
+            assert lanes.full_at[slot] <= (ledger.computed_len // size + 1) * size + 1, "a full block goes unnoticed"
         num_blocks = len(sequence.table.host_block_ids if is_swapped else sequence.table.block_ids)
         assert num_blocks * size >= ledger.scheduled_len, "a table is too short"
         if replica.manager.enable_prefix_caching:

@@ -161,14 +161,18 @@ class RequestBook:
         """The outputs in lanes, without requests that are told otherwise."""
         taken, self._in_lanes = self._in_lanes, []
         for at, told in enumerate(taken):
-            sequences = told.rows.sequences
-            many = told.rows_with_many_blocks()
-            for row in many:
+            sequences, left_out = told.rows.sequences, told.rows.left()
+            for row in left_out:
                 if sequences[row].finish is None:
-                    self.touch(sequences[row])
+                    self.decoded(sequences[row])
+            if left_out:
+                told = taken[at] = told.without(left_out)
+                sequences = told.rows.sequences
+            for row in told.rows_with_many_blocks():
+                self.touch(sequences[row])
             if self._touched or self._decoded or self._forgotten:
                 others = self._touched.keys() | self._decoded.keys()
-                left_out = {row for row, item in enumerate(sequences) if item.finish is not None or item.request_id in others}
+                left_out = {row for row, item in enumerate(sequences) if item.request_id in others}
                 if left_out:
                     taken[at] = told.without(left_out)
         return taken

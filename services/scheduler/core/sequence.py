@@ -21,15 +21,6 @@ from tessera.values.report import SlotReport
 from tessera.values.request import RequestTimings, Submission
 
 
-@dataclass(slots=True)
-class JournalCursor:
-    """How much of a sequence the journal has been told."""
-
-    is_known: bool = False  # the submission was recorded
-    output_len: int = 0
-    num_blocks: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One request. Owned and changed by the scheduler; others only read.
@@ -63,7 +54,7 @@ class Sequence:
     finish: Finish | None = None
     finished_us: int = 0
     timings: RequestTimings = RequestTimings()
-    cursor: JournalCursor = field(default_factory=JournalCursor)
+    is_recorded: bool = False  # the journal has the submission
     request_id: bytes = field(init=False)  # the submission's
 
     def __post_init__(self) -> None:
@@ -104,6 +95,8 @@ class Sequence:
             return
         assert self.slot is not None and self.has_entered and self.status is SequenceStatus.RUNNING
         self.ledger.take_lane(lanes, self.slot, self.tokens_max, self.rules.last_ids)
+        lanes.has_table(self.slot, len(self.table.block_ids), self.table.block_ids[-1])
+        lanes.full_at[self.slot] = (self.table.num_published + 1) * lanes.block_size + 1
 
     @property
     def is_past_prefill(self) -> bool:
@@ -126,8 +119,7 @@ class Sequence:
     def swap_out(self) -> None:
         """The KV moves to the worker's host memory; slot, attempt and what is in flight stay."""
         self._move(SequenceStatus.SWAPPED)
-        self.ledger.leave_lane()
-        self.cursor.num_blocks = 0
+        self.ledger.forget_table()
 
     def swap_in(self) -> None:
         """The KV is in the worker's pool again; the table is filled already."""
@@ -155,7 +147,6 @@ class Sequence:
         self.ledger = Ledger(Tokens(old.token_ids.prompt, output_token_ids))
         self.stranded_len = min(max(self.stranded_len, held_len), _common_len(old.token_ids[:], self.ledger.token_ids[:]))
         self.table = BlockTable(namespace=self.table.namespace)
-        self.cursor.output_len = 0
 
     def agrees_with(self, slot: SlotReport) -> bool:
         """Whether the KV in a slot is this sequence's: same tenant and prompt length, same ids over its computed length."""
@@ -190,7 +181,7 @@ class Sequence:
             self.table.host_block_ids = tuple(slot.block_table.tolist())
         else:
             self.table.block_ids = array("i", slot.block_table.tolist())
-        self.cursor.num_blocks = 0
+        self.ledger.forget_table()
 
     def enter(self) -> SlotEntry:
         """Begin the next attempt: everything the worker needs of this sequence. Positions computed so far count as cached."""
@@ -241,7 +232,8 @@ class Sequence:
         assert not (self.table.block_ids or self.table.host_block_ids), "a sequence that does not run holds no blocks"
         self.worker, self.slot, self.has_entered = "", None, False
         self.ledger.restart(0)
-        self.held_len = self.cursor.num_blocks = 0
+        self.ledger.forget_table()
+        self.held_len = 0
 
     def _move(self, status: SequenceStatus) -> None:
         assert status in ALLOWED_TRANSITIONS[self.status], f"{self.status} to {status}"

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from services.scheduler.core.record import DecodeColumns, Record, RequestDelta
-from services.scheduler.core.stream_columns import StreamColumns, are_equal, as_slice
+from services.scheduler.core.row_index import as_slice
+from services.scheduler.core.stream_columns import StreamColumns, are_equal
 from tessera.values.config import Config
 from tessera.values.finish import Finish
 from tessera.values.output_columns import NO_OUTPUTS, OutputColumns

@@ -135,9 +135,9 @@ def test_in_lanes_or_one_by_one_batches_records_and_outputs_are_the_same(
     steps: list[int] = []
     real = StepPlan.add_lanes
 
-    def counted(self: StepPlan, rows: LaneRows, new_blocks: list[tuple[int, int]]) -> None:
+    def counted(self: StepPlan, rows: LaneRows, growing: list[int], block_ids: list[int]) -> None:
         steps.append(len(rows))
-        real(self, rows, new_blocks)
+        real(self, rows, growing, block_ids)
 
     with monkeypatch.context() as patch:
         patch.setattr(StepPlan, "add_lanes", counted)
@@ -151,18 +151,21 @@ def test_in_lanes_or_one_by_one_batches_records_and_outputs_are_the_same(
 
 
 def test_a_lane_is_free_for_the_next_holder_and_forgets_what_ended_the_last() -> None:
-    lanes = Lanes(2, 8)
-    slots = np.array([1], np.int32)
+    lanes, slots = Lanes(2, 8, block_size=4), np.array([1], np.int32)
+
+    def append(token_id: int) -> tuple[int, bool, bool]:
+        num_tokens, may_end, full = lanes.append(slots, np.array([token_id], np.int32))
+        return int(num_tokens[0]), bool(may_end), bool(full)
+
     lanes.take(1, num_tokens=4, scheduled=3, prompt_len=3, cap=9, ending_ids=(5, 5, 70))
-    lanes.looked_after(1, 4)
-    assert lanes.append(slots, np.array([5], np.int32))[1].tolist() == [0], "5 may end it"
-    lanes.looked_after(1, 4)
-    assert lanes.append(slots, np.array([7], np.int32))[1].tolist() == [0], "an id beyond the vocabulary counts as its last"
+    assert lanes.notice_full(slots) == [0]
+    assert append(5) == (5, True, True), "5 may end it, and the block of positions 0 to 3 is full"
+    assert lanes.notice_full(slots) == [1]
+    assert append(7) == (6, True, False), "an id beyond the vocabulary counts as its last"
     assert lanes.leave(1) == 3 and len(lanes) == 0
-    lanes.take(1, num_tokens=2, scheduled=1, prompt_len=1, cap=9, ending_ids=())
-    lanes.looked_after(1, 4)
-    looks = [lanes.append(slots, np.array([5], np.int32))[1].tolist() for _ in range(3)]
-    assert looks == [[], [], [0]], "the block of positions 0 to 3 is full"
+    lanes.take(1, num_tokens=2, scheduled=1, prompt_len=1, cap=6, ending_ids=())
+    lanes.notice_full(slots)
+    assert [append(5) for _ in range(4)] == [(3, False, False), (4, False, False), (5, False, True), (6, True, True)]
 
 
 def test_a_lane_near_its_cap_is_looked_at_before_and_after_the_last_row() -> None:
