@@ -125,10 +125,10 @@ class Batcher:
         capped = rows_of(lanes.scheduled[rows.index] + rows.ones >= lanes.caps[rows.index])
         if capped:
             rows = rows.without(set(capped))
-        growing = rows_of(lanes.scheduled[rows.index] >= lanes.covered[rows.index])
+        growing = (lanes.scheduled[rows.index] >= lanes.covered[rows.index]).nonzero()[0]
         if len(growing) + num_others > manager.num_free_blocks:
             return running  # somebody may have to leave: in order of rank
-        block_ids = manager.append_next([rows.tables[row] for row in growing]) if growing else []
+        block_ids = manager.append_next([rows.tables[row] for row in growing.tolist()]) if len(growing) else []
         plan.add_lanes(rows, growing, block_ids)
         return [sequence for sequence in running if sequence.ledger.lanes is None] if num_others else []
 

@@ -66,26 +66,22 @@ class LaneTokens:
 
     def rows_with_many_blocks(self) -> set[int]:
         """Those whose table changed by more than one block since the journal was told: not steady."""
-        new = self._new_positions()
-        return set(rows_of((new > self.rows.lanes.block_size) | (new < 0)))
+        lanes, index = self.rows.lanes, self.rows.index
+        unlike = lanes.covered[index] - lanes.told_covered[index] - lanes.block_size
+        return set(rows_of((unlike > 0) | (unlike < -lanes.block_size)))
 
     def columns(self) -> DecodeColumns:
         """See `decode_columns`; all of these rows are in their lanes still."""
         rows, lanes = self.rows, self.rows.lanes
         lanes.told[rows.index] = self.token_offsets + rows.ones
-        grown = self._new_positions().nonzero()[0]
-        slots = rows.slots[grown]
-        table_offsets = lanes.told_covered[slots] // lanes.block_size
-        lanes.told_covered[slots] = lanes.covered[slots]
-        grown_rows = grown.astype(np.int32)
+        covered, told_covered = lanes.covered[rows.index], lanes.told_covered[rows.index]
+        grown = (covered > told_covered).nonzero()[0]
+        table_offsets = told_covered[grown] // lanes.block_size
+        last_blocks = lanes.last_blocks[rows.index][grown]
+        lanes.told_covered[rows.index] = covered
         return DecodeColumns(
-            rows.request_ids, self.token_offsets, self.token_ids, grown_rows, table_offsets, lanes.last_blocks[slots]
+            rows.request_ids, self.token_offsets, self.token_ids, grown.astype(np.int32), table_offsets, last_blocks
         )
-
-    def _new_positions(self) -> npt.NDArray[np.int32]:
-        """Of each row how many positions the blocks of its table cover that the journal has not been told of."""
-        lanes, index = self.rows.lanes, self.rows.index
-        return lanes.covered[index] - lanes.told_covered[index]
 
 
 def joined(columns: Items[DecodeColumns], ids_before: tuple[bytes, ...]) -> DecodeColumns | None:
@@ -106,7 +102,9 @@ def joined(columns: Items[DecodeColumns], ids_before: tuple[bytes, ...]) -> Deco
             np.concatenate([item.table_offsets for item in columns]),
             np.concatenate([item.block_ids for item in columns]),
         )
-    return replace(whole, request_ids=ids_before) if whole.request_ids == ids_before else whole
+    if whole.request_ids is ids_before or whole.request_ids != ids_before:
+        return whole
+    return replace(whole, request_ids=ids_before)
 
 
 def request_delta(sequence: Sequence) -> RequestDelta:

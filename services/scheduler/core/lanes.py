@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.row_index import Index, rows_of
+from services.scheduler.core.row_index import Index, Rows, rows_of
 
 Column: TypeAlias = npt.NDArray[np.int32]
 
@@ -20,7 +20,7 @@ class Lanes:
     - `scheduled`: positions computed or in flight; where the next row begins.
     - `prompt_lens`, `caps` (a row is issued only for a position whose token is not the cap's).
     - `covered`: positions for which the table has blocks, and `last_blocks`, the last of these.
-    - `full_at`: from this `num_tokens` on a block is full that nobody has seen to.
+    - `full_at`: the `num_tokens` at which the next block is full.
     - `told`, `told_covered`: output tokens, and positions of the table, that the journal knows of.
 
     `version` changes when a lane is taken or left.
@@ -60,6 +60,7 @@ class Lanes:
         knows, are the caller's to fill."""
         assert slot not in self._ending_ids, f"lane {slot} is held"
         self.num_tokens[slot], self.scheduled[slot] = num_tokens, scheduled
+        self.full_at[slot] = (num_tokens - 1) // self.block_size * self.block_size + self.block_size + 1
         self.prompt_lens[slot], self.caps[slot] = prompt_len, cap
         ids = np.unique(np.fromiter(ending_ids, np.intp).clip(0, len(self._num_ending) - 1))
         self._num_ending[ids] += 1
@@ -76,20 +77,28 @@ class Lanes:
         """The table of a sequence has so many blocks now."""
         self.covered[slot], self.last_blocks[slot] = num_blocks * self.block_size, last_block
 
-    def notice_full(self, slots: Column) -> list[int]:
-        """The blocks that are full now are seen to; returns how many each has."""
-        nums_full = (self.num_tokens[slots] - 1) // self.block_size
-        self.full_at[slots] = (nums_full + 1) * self.block_size + 1
-        counts: list[int] = nums_full.tolist()
-        return counts
+    def grow(self, slots: Column, block_ids: list[int]) -> None:
+        """The tables of these sequences have got a block each."""
+        self.covered[slots] += self.block_size
+        self.last_blocks[slots] = block_ids
 
-    def append(self, index: Index, token_ids: Column) -> tuple[Column, list[int], list[int]]:
-        """Count one more token in each of these lanes, with these ids. Returns the new `num_tokens`, and of which of them the token may be the
-        last, and a block is full."""
+    def append(self, index: Index, token_ids: Column) -> tuple[Column, list[int], Rows]:
+        """Count one more token in each of these lanes, with these ids. Returns the new `num_tokens`, and the rows in which the token may be the
+        last, and those in which it has made a block full; these count as seen to."""
         num_tokens = self.num_tokens[index]
         num_tokens += 1
         self.num_tokens[index] = num_tokens
         may_end = self._num_ending.take(token_ids, mode="clip") > 0
         may_end |= num_tokens >= self.caps[index]
-        is_full = num_tokens >= self.full_at[index]
-        return num_tokens, rows_of(may_end), rows_of(is_full)
+        full_at = self.full_at[index]
+        full = (num_tokens >= full_at).nonzero()[0]
+        if len(full):
+            full_at[full] += self.block_size
+            self.full_at[index] = full_at
+        return num_tokens, rows_of(may_end), full
+
+    def append_one(self, slot: int) -> None:
+        """Count one more token in a lane."""
+        self.num_tokens[slot] += 1
+        if self.num_tokens[slot] >= self.full_at[slot]:
+            self.full_at[slot] += self.block_size

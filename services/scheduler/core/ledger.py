@@ -142,7 +142,7 @@ class Ledger:
         the positions for drafts one, and one more for each accepted. The others' positions are not computed."""
         assert count <= self.positions_in_flight, f"{count} positions came back, {self.positions_in_flight} were in flight"
         if self.lanes is not None and count == len(token_ids) == 1:
-            self.lanes.num_tokens[self._slot] += 1
+            self.lanes.append_one(self._slot)
             self.token_ids.output.extend(token_ids)
             return
         self.leave_lane()

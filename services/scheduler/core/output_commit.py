@@ -40,16 +40,16 @@ class OutputCommit:
         lanes = rows.lanes
         num_tokens, may_end, full = lanes.append(rows.index, token_ids)
         self._book.decoded_in_lanes(rows, num_tokens - lanes.prompt_lens[rows.index] - rows.ones, token_ids)
-        if full:
-            self._publish(replica, rows, full)
+        if len(full):
+            self._publish(replica, rows, full.tolist(), num_tokens[full].tolist())
         for row in may_end:
             self._settle(replica, rows.sequences[row], rows.sequences[row].output_len - 1, now_us)
         return rest
 
-    def _publish(self, replica: Replica, rows: LaneRows, full: list[int]) -> None:
-        """Publish of these rows the blocks that are full now: computed is all but the last token."""
+    def _publish(self, replica: Replica, rows: LaneRows, full: list[int], nums_tokens: list[int]) -> None:
+        """Publish of these rows the blocks that are full now that they have so many tokens: computed is all but the last."""
         manager, step = replica.manager, replica.applied_step
-        nums_full = rows.lanes.notice_full(rows.slots[full])
+        nums_full = [num_tokens // manager.block_size for num_tokens in nums_tokens]
         tables = [rows.tables[row] for row in full]
         ids = last_blocks([rows.outputs[row] for row in full], manager.block_size)
         if ids is not None and manager.publish_next(tables, nums_full, ids, step):
@@ -80,8 +80,6 @@ class OutputCommit:
             ledger.cut(finish.output_len)
         if ledger.computed_len // manager.block_size > table.num_published and sequence.status is SequenceStatus.RUNNING:
             manager.publish(table, ledger.token_ids, ledger.computed_len, replica.applied_step)
-            if ledger.lanes is not None and sequence.slot is not None:
-                ledger.lanes.notice_full(np.array([sequence.slot]))
         if finish is not None:
             self._lifecycle.end(sequence, finish, now_us)
 

@@ -37,7 +37,7 @@ def check_rows(replica: "Replica", held: list[Sequence]) -> None:
             assert counts == [ledger.num_tokens, sequence.tokens_max, len(block_ids) * size, block_ids[-1]], (
                 "a lane tells another story"
             )
-            assert lanes.full_at[slot] <= (ledger.computed_len // size + 1) * size + 1, "a full block goes unnoticed"
+            assert lanes.full_at[slot] == (ledger.computed_len // size + 1) * size + 1, "a full block goes unnoticed"
         num_blocks = len(sequence.table.host_block_ids if is_swapped else sequence.table.block_ids)
         assert num_blocks * size >= ledger.scheduled_len, "a table is too short"
         if replica.manager.enable_prefix_caching:

@@ -8,6 +8,9 @@ import numpy.typing as npt
 Index: TypeAlias = "slice | npt.NDArray[Any]"
 """Some rows, by their numbers; a slice where they follow each other."""
 
+Rows: TypeAlias = npt.NDArray[np.intp]
+"""Numbers of rows, ascending."""
+
 
 def as_slice(rows: npt.NDArray[Any]) -> Index:
     """The same rows as a slice where they follow each other: numpy moves those in a fifth of the time."""

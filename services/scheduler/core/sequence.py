@@ -96,7 +96,6 @@ class Sequence:
         assert self.slot is not None and self.has_entered and self.status is SequenceStatus.RUNNING
         self.ledger.take_lane(lanes, self.slot, self.tokens_max, self.rules.last_ids)
         lanes.has_table(self.slot, len(self.table.block_ids), self.table.block_ids[-1])
-        lanes.full_at[self.slot] = (self.table.num_published + 1) * lanes.block_size + 1
 
     @property
     def is_past_prefill(self) -> bool:

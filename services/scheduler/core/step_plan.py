@@ -10,6 +10,7 @@ import numpy.typing as npt
 from kv_manager.allocation import BlockPairs
 from services.scheduler.core.errors import BadOutput
 from services.scheduler.core.lane_rows import LaneRows
+from services.scheduler.core.row_index import Rows
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceType
 from tessera.values.batch import NO_BLOCKS, ScheduledBatchOutput, SlotEntry
@@ -116,17 +117,15 @@ class StepPlan:
         """No budget left for another row."""
         return not (self.tokens_left and self.rows_left)
 
-    def add_lanes(self, rows: LaneRows, growing: list[int], block_ids: list[int]) -> None:
+    def add_lanes(self, rows: LaneRows, growing: Rows, block_ids: list[int]) -> None:
         """The next position of each of these sequences, into an empty plan; none of them is at its cap. The tables of `growing` rows have
         just got a block each, which cover it."""
         num_rows, lanes, index = len(rows), rows.lanes, rows.index
         assert not self.sequences and num_rows <= min(self.tokens_left, self.rows_left)
         lanes.scheduled[index] += rows.ones
         block_counts = np.zeros(num_rows, np.int32)
-        if growing:
-            slots = rows.slots[growing]
-            lanes.covered[slots] += lanes.block_size
-            lanes.last_blocks[slots] = block_ids
+        if block_ids:
+            lanes.grow(rows.slots[growing], block_ids)
             block_counts[growing] = 1
             self.new_block_ids.extend(block_ids)
         # A copy, since a slice of the column would grow with it: the position is computed, so the context is one longer than where it began.
@@ -174,8 +173,9 @@ class StepPlan:
     def issued(self, step_id: int) -> IssuedBatch:
         """The rows as they are remembered until their output comes."""
         rows = self._lane_rows
-        attempts = list(rows.attempts) if rows is not None else []
-        attempts += [sequence.attempt for sequence in self.sequences[len(attempts) :]]
+        attempts = rows.attempts if rows is not None else []
+        if len(attempts) < len(self.sequences):
+            attempts = attempts + [sequence.attempt for sequence in self.sequences[len(attempts) :]]
         counts = [] if self.is_dummy else self.counts
         return IssuedBatch(
             step_id,

@@ -11,6 +11,7 @@ from scheduler_rig import WORKER, Rig
 from services.scheduler.core.changes import Changes
 from services.scheduler.core.lane_rows import LaneRows
 from services.scheduler.core.lanes import Lanes
+from services.scheduler.core.row_index import Rows
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.step_plan import StepPlan
@@ -135,7 +136,7 @@ def test_in_lanes_or_one_by_one_batches_records_and_outputs_are_the_same(
     steps: list[int] = []
     real = StepPlan.add_lanes
 
-    def counted(self: StepPlan, rows: LaneRows, growing: list[int], block_ids: list[int]) -> None:
+    def counted(self: StepPlan, rows: LaneRows, growing: Rows, block_ids: list[int]) -> None:
         steps.append(len(rows))
         real(self, rows, growing, block_ids)
 
@@ -155,17 +156,14 @@ def test_a_lane_is_free_for_the_next_holder_and_forgets_what_ended_the_last() ->
 
     def append(token_id: int) -> tuple[int, bool, bool]:
         num_tokens, may_end, full = lanes.append(slots, np.array([token_id], np.int32))
-        return int(num_tokens[0]), bool(may_end), bool(full)
+        return int(num_tokens[0]), bool(may_end), bool(len(full))
 
     lanes.take(1, num_tokens=4, scheduled=3, prompt_len=3, cap=9, ending_ids=(5, 5, 70))
-    assert lanes.notice_full(slots) == [0]
     assert append(5) == (5, True, True), "5 may end it, and the block of positions 0 to 3 is full"
-    assert lanes.notice_full(slots) == [1]
     assert append(7) == (6, True, False), "an id beyond the vocabulary counts as its last"
     assert lanes.leave(1) == 3 and len(lanes) == 0
     lanes.take(1, num_tokens=2, scheduled=1, prompt_len=1, cap=6, ending_ids=())
-    lanes.notice_full(slots)
-    assert [append(5) for _ in range(4)] == [(3, False, False), (4, False, False), (5, False, True), (6, True, True)]
+    assert [append(5) for _ in range(4)] == [(3, False, False), (4, False, False), (5, False, True), (6, True, False)]
 
 
 def test_a_lane_near_its_cap_is_looked_at_before_and_after_the_last_row() -> None:
