@@ -262,12 +262,12 @@ class BlockManager:
 
     def publish_next(
         self, tables: Sequence[BlockTable], nums_full: Sequence[int], token_ids: npt.NDArray[np.int32], step: int
-    ) -> bool:
+    ) -> int:
         """`publish` for many: of each of these tables so many blocks are full, the last of which, with these ids, is to be published. `token_ids`
         are int32 `[tables, block_size]`.
 
-        False, and nothing is changed, where it takes `publish` to see to one of them: more than one block is to be published, or the
-        first of a sequence, or one hashed before, or one whose digest is known already; or the table publishes nothing.
+        Returns of how many tables it is published now. It stops at the first for which it takes `publish`: where more than one block, or the
+        first of a sequence, is to be published, or one hashed before, or with a digest known already; or the table publishes nothing.
         """
         return self._cache.publish_next(tables, nums_full, token_ids, step)
 

@@ -63,8 +63,8 @@ def chain_digests(blocks: npt.NDArray[np.int32], parent: int | None = None) -> l
     return digests
 
 
-def next_digests(blocks: npt.NDArray[np.int32], parents: npt.NDArray[np.uint64]) -> list[int]:
-    """Digests of full blocks of different sequences, int32 `[blocks, block_size]`, each behind a block whose digest is its parent, `[blocks]`."""
+def next_digests(blocks: npt.NDArray[np.int32], parents: Sequence[int]) -> list[int]:
+    """Digests of full blocks of different sequences, int32 `[blocks, block_size]`, each behind a block with its parent as digest."""
     contents = np.empty((len(blocks), 1 + blocks.shape[1]), "<i8")
-    contents[:, 0], contents[:, 1:] = parents.view(np.int64), blocks
+    contents[:, 0], contents[:, 1:] = np.array(parents, np.uint64).view(np.int64), blocks
     return list(map(xxh64_intdigest, contents.view(f"V{contents.shape[1] * _TOKEN_BYTES}").ravel().tolist()))

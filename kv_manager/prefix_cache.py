@@ -111,25 +111,24 @@ class PrefixCache:
 
     def publish_next(
         self, tables: Sequence[BlockTable], nums_full: Sequence[int], token_ids: npt.NDArray[np.int32], step: int
-    ) -> bool:
+    ) -> int:
         """See `BlockManager.publish_next`."""
         if not self.is_enabled:
-            return True
+            return len(tables)
         held_digests, generation = self._blocks.digests, self.generation
         block_ids, parents = [], []
         for table, num_full in zip(tables, nums_full, strict=True):
             count = table.num_published
             if not count or count != num_full - 1 or table.digests or table.generation != generation:
-                return False
+                break
             block_ids.append(table.block_ids[count])
             parents.append(held_digests[table.block_ids[count - 1]])
-        links = np.array(parents, np.uint64)
-        if not self._index.insert_next(links, block_ids, next_digests(token_ids, links), token_ids, step):
-            return False
-        self._changed.update(block_ids)
-        for table in tables:
+        rows = token_ids[: len(block_ids)]
+        num_done = self._index.insert_next(parents, block_ids, next_digests(rows, parents), rows, step) if block_ids else 0
+        self._changed.update(block_ids[:num_done])
+        for table in tables[:num_done]:
             table.num_published += 1
-        return True
+        return num_done
 
     def recall(self, table: BlockTable) -> None:
         """A table is about to lose its blocks: it takes the digests of the published ones back, so that nothing is hashed again."""

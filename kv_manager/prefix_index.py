@@ -46,15 +46,10 @@ class PrefixIndex(Protocol):
         """
 
     def insert_next(
-        self,
-        parents: npt.NDArray[np.uint64],
-        block_ids: list[int],
-        digests: list[int],
-        token_ids: npt.NDArray[np.int32],
-        step: int,
-    ) -> bool:
-        """Publish a full block behind each of these published ones, `parents` being their digests: all at once where each is new in every
-        respect, else none, and False: then `insert` takes one after the other."""
+        self, parents: list[int], block_ids: list[int], digests: list[int], token_ids: npt.NDArray[np.int32], step: int
+    ) -> int:
+        """Publish a full block behind each of these published ones, `parents` being their digests. Returns how many are published now: it
+        stops at the first that is not new in every respect, which is for `insert`."""
 
     def remove(self, block_id: int) -> None:
         """Forget a published block."""
@@ -139,39 +134,46 @@ class HashPrefixIndex:
         return len(block_ids)
 
     def insert_next(
-        self,
-        parents: npt.NDArray[np.uint64],
-        block_ids: list[int],
-        digests: list[int],
-        token_ids: npt.NDArray[np.int32],
-        step: int,
-    ) -> bool:
+        self, parents: list[int], block_ids: list[int], digests: list[int], token_ids: npt.NDArray[np.int32], step: int
+    ) -> int:
         """See `PrefixIndex`."""
-        index = np.array(block_ids, np.int64)
-        self._blocks.token_ids[index] = token_ids
-        return self._insert_new(index, np.array(digests, np.uint64), parents, 2 * step + 1)
+        blocks, heads, following, mask = self._blocks, self._heads, self._following, self._mask
+        is_published, held_digests, links, steps = blocks.is_published, blocks.digests, blocks.links, blocks.steps
+        blocks.token_ids[block_ids] = token_ids
+        for count, (parent, block_id, digest) in enumerate(zip(parents, block_ids, digests, strict=True)):
+            first = other = heads[digest & mask]
+            while (
+                other >= 0 and held_digests[other] != digest
+            ):  # as `_find`, `_chain`: the calls would cost as much as all the rest
+                other = following[other]
+            if other >= 0 or is_published[block_id]:
+                return count
+            held_digests[block_id], links[block_id], steps[block_id] = digest, parent, 2 * step + 1
+            is_published[block_id] = True
+            following[block_id], heads[digest & mask] = first, block_id
+        return len(block_ids)
 
     def _insert_new(
         self,
         index: npt.NDArray[np.int64],
         column: npt.NDArray[np.uint64],
         links: npt.NDArray[np.uint64],
-        steps: npt.NDArray[np.int64] | int,
+        steps: npt.NDArray[np.int64],
     ) -> bool:
         """Publish blocks of which none is published, under digests of which none is known; False, and nothing, for all others. `links` and
-        `steps` are as in the columns of blocks. Costs half as much a block as one after the other."""
-        blocks, digests = self._blocks, column.tolist()
-        if 1 in blocks.is_published_view[index].tobytes() or len(set(digests)) < len(digests):
+        `steps` are as in the columns of blocks. Costs half as much a block: for the tables of a takeover and long prompts."""
+        blocks = self._blocks
+        if blocks.is_published_view[index].any() or len(set(column.tolist())) < len(column):
             return False
         heads = (column & np.uint64(self._mask)).view(np.int64)
         before = self._heads_view[heads]
-        if any(self._find(digests[row]) >= 0 for row in (before >= 0).nonzero()[0].tolist()):
+        if any(self._find(digest) >= 0 for digest in column[before >= 0].tolist()):
             return False
         blocks.digests_view[index], blocks.is_published_view[index] = column, True
         blocks.links_view[index], blocks.steps_view[index] = links, steps
         self._following_view[index], self._heads_view[heads] = before, index
         # Of several with one head numpy keeps the last: the others go before it.
-        for row in (self._heads_view[heads] != index).nonzero()[0].tolist():
+        for row in np.flatnonzero(self._heads_view[heads] != index).tolist():
             self._chain(int(index[row]), _NONE)
         return True
 

@@ -90,15 +90,10 @@ class RadixPrefixIndex:
         return len(block_ids)
 
     def insert_next(
-        self,
-        parents: npt.NDArray[np.uint64],
-        block_ids: list[int],
-        digests: list[int],
-        token_ids: npt.NDArray[np.int32],
-        step: int,
-    ) -> bool:
+        self, parents: list[int], block_ids: list[int], digests: list[int], token_ids: npt.NDArray[np.int32], step: int
+    ) -> int:
         """See `PrefixIndex`. Each block's node is looked for in the tree, so nothing is gained by many at once."""
-        return False
+        return 0
 
     def remove(self, block_id: int) -> None:
         """See `PrefixIndex`."""

@@ -51,10 +51,10 @@ class OutputCommit:
         manager, step = replica.manager, replica.applied_step
         nums_full = [num_tokens // manager.block_size for num_tokens in nums_tokens]
         tables = [rows.tables[row] for row in full]
-        ids = last_blocks([rows.outputs[row] for row in full], manager.block_size)
-        if ids is not None and manager.publish_next(tables, nums_full, ids, step):
-            return
-        for row, table in zip(full, tables, strict=True):
+        ids = [_last_block(rows.sequences[row], rows.outputs[row], manager.block_size) for row in full]
+        contents = np.frombuffer(b"".join(ids), np.int32).reshape(len(full), manager.block_size)
+        num_done = manager.publish_next(tables, nums_full, contents, step)
+        for row, table in zip(full[num_done:], tables[num_done:], strict=True):
             ledger = rows.sequences[row].ledger
             manager.publish(table, ledger.token_ids, ledger.computed_len, step)
 
@@ -84,9 +84,10 @@ class OutputCommit:
             self._lifecycle.end(sequence, finish, now_us)
 
 
-def last_blocks(outputs: "list[array[int]]", block_size: int) -> npt.NDArray[np.int32] | None:
-    """The ids before the last one of each output, a block full, int32 `[R, block_size]`; None where one of them begins in the prompt."""
-    ids = [output[-1 - block_size : -1] for output in outputs]
-    if any(len(item) < block_size for item in ids):
-        return None
-    return np.frombuffer(b"".join(ids), np.int32).reshape(len(ids), block_size)
+def _last_block(sequence: Sequence, output: "array[int]", block_size: int) -> "array[int] | bytes":
+    """The ids before the last one of a sequence, a block full, int32."""
+    ids = output[-1 - block_size : -1]
+    if len(ids) == block_size:
+        return ids
+    token_ids = sequence.ledger.token_ids
+    return token_ids[len(token_ids) - 1 - block_size : len(token_ids) - 1].tobytes()
