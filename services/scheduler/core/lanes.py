@@ -49,7 +49,7 @@ class Lanes:
         self.told, self.told_covered = np.zeros((2, num_slots), np.int32)
         self.version = 0
         self._num_ending = np.zeros(vocab_size, np.int32)  # by id: how many lanes it may end
-        self._ending_ids: dict[int, npt.NDArray[np.intp]] = {}  # by slot
+        self._ending_ids: dict[int, list[int]] = {}  # by slot
 
     def __len__(self) -> int:
         """How many are held."""
@@ -62,7 +62,8 @@ class Lanes:
         self.num_tokens[slot], self.scheduled[slot] = num_tokens, scheduled
         self.full_at[slot] = (num_tokens - 1) // self.block_size * self.block_size + self.block_size + 1
         self.prompt_lens[slot], self.caps[slot] = prompt_len, cap
-        ids = np.unique(np.fromiter(ending_ids, np.intp).clip(0, len(self._num_ending) - 1))
+        highest = len(self._num_ending) - 1
+        ids = list({min(token_id, highest) for token_id in ending_ids})
         self._num_ending[ids] += 1
         self._ending_ids[slot] = ids
         self.version += 1

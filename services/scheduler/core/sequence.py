@@ -202,7 +202,7 @@ class Sequence:
     def note_admission(self, now_us: int) -> None:
         """The first admission ends the time in the queue."""
         if self.attempt == 0 and not self.timings.queue_us:
-            self.timings = replace(self.timings, queue_us=now_us - self.arrived_us)
+            self.timings = RequestTimings(now_us - self.arrived_us, 0, 0, self.timings.num_preemptions)
 
     def note_preemption(self) -> None:
         """It has had to make room for others."""
@@ -211,7 +211,7 @@ class Sequence:
     def note_tokens(self, now_us: int) -> None:
         """The first output token ends the time to first token."""
         if not self.timings.ttft_us:
-            self.timings = replace(self.timings, ttft_us=now_us - self.arrived_us)
+            self.timings = RequestTimings(self.timings.queue_us, now_us - self.arrived_us, 0, self.timings.num_preemptions)
 
     def _is_extended_by(self, slot: SlotReport) -> bool:
         count = self.ledger.num_tokens

@@ -137,12 +137,16 @@ def restore(lifecycle: Lifecycle, config: Config, recovered: Recovered, reports:
 def adopt_orphans(lifecycle: Lifecycle, sequence: Sequence) -> int:
     """A new, waiting sequence goes on in the orphaned slot of its id with the highest attempt that agrees; the others are given up.
     Returns how many of them contradict it."""
+    request_id = sequence.request_id
+    replicas = [replica for replica in lifecycle.fleet if request_id in replica.attempts]
+    if not replicas:
+        return 0
     num_contradictions = 0
-    sequence.attempt_floor = max((replica.attempts.get(sequence.request_id, 0) for replica in lifecycle.fleet), default=0)
-    owners = [replica for replica in lifecycle.fleet if sequence.request_id in replica.orphans]
-    owners.sort(key=lambda replica: replica.orphans[sequence.request_id].slot.attempt, reverse=True)
+    sequence.attempt_floor = max(replica.attempts[request_id] for replica in replicas)
+    owners = [replica for replica in replicas if request_id in replica.orphans]
+    owners.sort(key=lambda replica: replica.orphans[request_id].slot.attempt, reverse=True)
     for replica in owners:
-        slot = replica.orphans[sequence.request_id].slot
+        slot = replica.orphans[request_id].slot
         if sequence.status is SequenceStatus.WAITING and sequence.agrees_with(slot):
             lifecycle.waiting.remove(sequence)
             sequence.admission = lifecycle.next_admission()
@@ -150,9 +154,9 @@ def adopt_orphans(lifecycle: Lifecycle, sequence: Sequence) -> int:
             sequence.held_len = slot.computed_len
         else:
             num_contradictions += not sequence.agrees_with(slot)
-            replica.drop_orphan(sequence.request_id)
+            replica.drop_orphan(request_id)
     if sequence.status is SequenceStatus.WAITING:
-        given_up = (replica.given_up.get(sequence.request_id) for replica in lifecycle.fleet)
+        given_up = (replica.given_up.get(request_id) for replica in replicas)
         sequence.stranded_len = sequence.held_in(slot for slot in given_up if slot is not None)
     return num_contradictions
 
