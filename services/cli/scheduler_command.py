@@ -85,6 +85,11 @@ _TEXTS: dict[str, Text | None] = {
     "journal_backlog_max": Text("Records kept for a Redis that is away; beyond it one full rewrite is owed.", "COUNT"),
     "gateway_grace_ms": Text("How long the requests of a lost gateway live on.", "MS"),
     "result_retention_ms": Text("How long a finished request can still be read.", "MS"),
+    "capacity_wait_ms": Text(
+        "How long a request waits for a worker whose KV cache holds it to its end, while only smaller ones are there; it ends with an "
+        "error then. 0: for ever.",
+        "MS",
+    ),
     "lease_ms": Text("How long a leader that says nothing keeps the lead, 100 or more; the same for all of a group.", "MS"),
     "hello_wait_ms": Text("After a takeover with live requests: how long gateways have to say what they hold.", "MS"),
     "worker_silence_ms": Text("A worker silent for this long is lost: its requests go on elsewhere.", "MS"),

@@ -79,7 +79,7 @@ class Gathering:
     def join(self, stored: StoredState) -> Recovered:
         """What all sources together say. At least one worker has reported."""
         model = next(iter(self.reports.values())).description.model
-        return join(stored, self.reports, self._claims_on(model), self._stop_rule(model))
+        return join(stored, self.reports, self._claims_on(model), self._stop_rule(model, stored))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -96,10 +96,12 @@ class Gathering:
             if max(live.token_ids, default=0) < model.vocab_size
         ]
 
-    def _stop_rule(self, model: ModelInfo) -> Callable[[Submission, tuple[int, ...]], Finish | None]:
+    def _stop_rule(self, model: ModelInfo, stored: StoredState) -> Callable[[Submission, tuple[int, ...]], Finish | None]:
+        """Ends a stored request by its tokens, but never before what it was promised: a larger worker may only be away."""
         pool_len_max = max(report.description.geometry.num_tokens for report in self.reports.values()) + 1
 
         def first_stop(submission: Submission, output_token_ids: tuple[int, ...]) -> Finish | None:
-            return StopRules.of(submission, model, pool_len_max).first_stop(output_token_ids)
+            promised_len = stored.requests[submission.request_id].tokens_max
+            return StopRules.of(submission, model, max(pool_len_max, promised_len)).first_stop(output_token_ids)
 
         return first_stop

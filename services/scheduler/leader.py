@@ -14,12 +14,14 @@ import structlog
 from services.rpc.errors import TOKENIZER_MISMATCH, FailedPrecondition
 from services.scheduler.clock import now_us
 from services.scheduler.core.admission import Admitted, Known, RefusalReason, Refused, Unknown
+from services.scheduler.core.capacity_watch import Shortage
 from services.scheduler.core.journal import Journal, WorkerStep
 from services.scheduler.core.journal_call import JournalCall, JournalReply
 from services.scheduler.core.recovered import Recovered
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.streams import Streams
 from services.scheduler.core.worker_loss import LEFT, WorkerLoss
+from services.scheduler.notice import Notice
 from services.scheduler.sessions import GatewaySession
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.config import Config
@@ -84,6 +86,7 @@ class Leader:
         self._handing_over = False
         self._idle_since_us: int | None = None
         self._is_checked = False
+        self._shortage = Notice(_log)
 
     def lead(
         self, recovered: Recovered, reports: dict[str, WorkerReport], senders: dict[str, Callable[[ScheduledBatch], None]]
@@ -230,8 +233,16 @@ class Leader:
         if self._orphans_until_us is not None and now >= self._orphans_until_us:
             self._orphans_until_us = None
             self.scheduler.expire_orphans()
+        self._note_shortage(self.scheduler.end_unheld(now))
         self._settle(None)
         self._note_idle(now)
+
+    def _note_shortage(self, shortage: Shortage | None) -> None:
+        """Say once that requests wait for a larger worker than there is."""
+        if shortage is None:
+            self._shortage.end("no request waits for a larger worker")
+        else:
+            self._shortage.say("requests wait for a larger worker", wait_ms=self._config.capacity_wait_ms, **asdict(shortage))
 
     def _note_idle(self, now: int) -> None:
         """Say once per idle time how much there is, and check once that all parts tell one story."""

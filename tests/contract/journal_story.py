@@ -51,6 +51,7 @@ def facts(state: StoredState) -> dict[str, object]:
                 request.num_cached_tokens,
                 request.finish,
                 request.timings,
+                request.tokens_max,
             )
             for request_id, request in state.requests.items()
         },
@@ -174,6 +175,7 @@ class Story:
             timings=RequestTimings(1, 2, 3, 4) if live.finish else RequestTimings(),
             submission=submission(request_id) if is_new else None,
             arrival=live.arrival if is_new else None,
+            tokens_max=100 * live.attempt,
         )
 
     def _decode(self, decoding: list[tuple[bytes, _Live]]) -> DecodeColumns:

@@ -83,6 +83,9 @@ class Config:
     journal_backlog_max: int = 4096  # records kept for the store; beyond it one full rewrite is owed
     gateway_grace_ms: int = 30_000  # how long requests of a lost session live
     result_retention_ms: int = 60_000  # how long a finished request can still be read
+    capacity_wait_ms: int = (
+        300_000  # how long a request waits for a worker that holds it, while only smaller ones are there; 0: for ever
+    )
 
     def __post_init__(self) -> None:
         minimums = {
@@ -97,6 +100,7 @@ class Config:
             "journal_backlog_max": 1,
             "gateway_grace_ms": 0,
             "result_retention_ms": 0,
+            "capacity_wait_ms": 0,
         }
         check_minimums(self, minimums)
         choices = {

@@ -129,4 +129,5 @@ def request_delta(sequence: Sequence) -> RequestDelta:
         timings=sequence.timings,
         submission=sequence.submission if is_first else None,
         arrival=sequence.arrival if is_first else None,
+        tokens_max=sequence.tokens_max,
     )

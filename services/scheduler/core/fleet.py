@@ -70,11 +70,12 @@ class Fleet:
         """Positions that some worker can compute in one step; None while there is no worker."""
         return max((replica.tokens_max for replica in self), default=None)
 
-    def rules(self, submission: Submission) -> StopRules | None:
-        """The stop rules of a request here; None before the first attach."""
+    def rules(self, submission: Submission, promised_len: int) -> StopRules | None:
+        """The stop rules of a request which was promised to grow to `promised_len` tokens, prompt and output, and that may grow to what the
+        largest pool holds; None before the first attach."""
         if self.model is None or self.largest is None:
             return None
-        return StopRules.of(submission, self.model, self.largest.num_tokens + 1)
+        return StopRules.of(submission, self.model, max(self.largest.num_tokens + 1, promised_len))
 
     def _measure(self) -> None:
         pools = [replica.description.geometry for replica in self]

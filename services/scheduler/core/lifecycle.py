@@ -91,10 +91,14 @@ class Lifecycle:
             self.end(sequence, finish, now_us)
 
     def apply_rules(self, now_us: int) -> None:
-        """The workers, or tokens taken from them, have changed: every live sequence gets its rules anew, and ends if they say so. One that is
-        swapped out where the pool does not hold it to its end any more might never come back: it waits for another worker."""
+        """The workers, or tokens taken from them, have changed: every live sequence gets its rules anew, and ends if they say so. What it was
+        promised stays, and grows with the largest pool. One that is swapped out where the pool does not hold it to its end any more might
+        never come back: it waits for another worker."""
         for sequence in [sequence for sequence in self.book if sequence.finish is None]:
-            sequence.set_rules(self.fleet.rules(sequence.submission))
+            promised = sequence.tokens_max
+            sequence.set_rules(self.fleet.rules(sequence.submission, promised))
+            if sequence.tokens_max != promised:
+                self.book.touch(sequence)
             self.end_if_stopped(sequence, 0, now_us)
             if sequence.status is SequenceStatus.SWAPPED and not self._replica_of(sequence).can_hold(sequence):
                 self.send_back(sequence)

@@ -11,6 +11,9 @@ from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.worker_choice import CHOICES, WorkerLoad, least_requests
 from tessera.values.config import Config
 
+NOBODY = "(nobody)"
+"""No worker's name: in this line stands, until one comes, who was promised more than any worker that is known can hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -63,7 +66,7 @@ class Placer:
             if in_line:  # what was kept free here is gone: those behind it choose anew as well
                 waiting.dissolve(replica.name)
             if placement is None:
-                waiting.send(sequence, self._holder_of(sequence).name, 0)
+                waiting.send(sequence, self._holder_of(sequence), 0)
             else:
                 num_blocks = placement.replica.manager.blocks_spanned(placement.positions)
                 waiting.send(sequence, placement.replica.name, num_blocks)
@@ -146,7 +149,9 @@ class Placer:
         is_there = parent is not None and parent.worker == replica.name and not replica.is_swapping_in(parent)
         return parent if is_there else None
 
-    def _holder_of(self, sequence: Sequence) -> Replica:
-        """Of the workers whose pool holds a sequence to its end one that can compute, or one that is away where all of them are."""
+    def _holder_of(self, sequence: Sequence) -> str:
+        """Of the workers whose pool holds a sequence to its end one that can compute, or one that is away where all of them are; NOBODY
+        where there is none at all."""
         holders = [replica for replica in self._fleet if replica.can_hold(sequence)]
-        return min(holders, key=lambda replica: (not replica.takes_requests, len(replica.running)))
+        best = min(holders, key=lambda replica: (not replica.takes_requests, len(replica.running)), default=None)
+        return NOBODY if best is None else best.name

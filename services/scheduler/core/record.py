@@ -45,6 +45,7 @@ class RequestDelta:
     timings: RequestTimings = RequestTimings()
     submission: Submission | None = None
     arrival: Arrival | None = None
+    tokens_max: int = 0  # see `StoredRequest`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +94,11 @@ class Record:
 
 @dataclass(slots=True)
 class StoredRequest:
-    """One request as the journal tells it. Tokens and blocks are arrays of C ints: copying one is copying memory."""
+    """One request as the journal tells it. Tokens and blocks are arrays of C ints: copying one is copying memory.
+
+    `tokens_max` is the length, prompt and output, to which it was promised that it may grow; 0: nothing was. It holds whoever leads, and
+    whatever pools there are then.
+    """
 
     submission: Submission
     arrival: Arrival
@@ -106,6 +111,7 @@ class StoredRequest:
     num_cached_tokens: int = 0
     finish: Finish | None = None
     timings: RequestTimings = RequestTimings()
+    tokens_max: int = 0
 
     def apply(self, delta: RequestDelta) -> None:
         """Bring this request up to `delta`."""
@@ -115,6 +121,7 @@ class StoredRequest:
         self.block_ids[delta.table_offset :] = array("i", delta.block_ids)
         self.status, self.subscriber, self.attempt, self.worker = delta.status, delta.subscriber, delta.attempt, delta.worker
         self.num_cached_tokens, self.finish, self.timings = delta.num_cached_tokens, delta.finish, delta.timings
+        self.tokens_max = delta.tokens_max
 
     def copy(self) -> "StoredRequest":
         """This request as it is now."""
@@ -130,6 +137,7 @@ class StoredRequest:
             self.num_cached_tokens,
             self.finish,
             self.timings,
+            self.tokens_max,
         )
 
 

@@ -21,7 +21,8 @@ class Adoption:
 @dataclass(frozen=True, slots=True)
 class RecoveredRequest:
     """One request after the join. RUNNING iff `adoption` is set, FINISHED iff `finish` is, else WAITING. `attempt` is the highest that
-    anybody has seen, which is not always that of the slot adopted: the next entry into a batch takes one above."""
+    anybody has seen, which is not always that of the slot adopted: the next entry into a batch takes one above. `tokens_max` is the length
+    that it was promised (see `StoredRequest`)."""
 
     submission: Submission
     arrival: Arrival
@@ -32,6 +33,7 @@ class RecoveredRequest:
     finish: Finish | None
     num_cached_tokens: int = 0
     timings: RequestTimings = RequestTimings()
+    tokens_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ def _join_request(stored: StoredRequest, said: _Sources, stop_rule: StopRule) ->
         finish=finish,
         num_cached_tokens=stored.num_cached_tokens,
         timings=stored.timings,
+        tokens_max=stored.tokens_max,
     )
     drops = tuple(_drop(item, finish) for item in live if item is not adopted)
     return _Joined(request, drops, num_contradictions)

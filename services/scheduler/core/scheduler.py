@@ -17,6 +17,7 @@ from services.scheduler.core.admission import (
     Unknown,
 )
 from services.scheduler.core.batcher import Batcher
+from services.scheduler.core.capacity_watch import CapacityWatch, Shortage
 from services.scheduler.core.changes import Changes
 from services.scheduler.core.lifecycle import Lifecycle
 from services.scheduler.core.load import Load, Totals
@@ -56,6 +57,7 @@ class Scheduler:
         self._lockstep = Lockstep(self._fleet, self._batcher.plan, self._issue)
         self._is_paused = False
         self._validator = Validator(config, self._lifecycle)
+        self._capacity = CapacityWatch(self._lifecycle, config.capacity_wait_ms)
         self._totals = Totals()
         self.spec_stats = SpecStats()
         self._forgotten: set[bytes] | None = set()  # who ended here, while slots of unknown requests are kept; then None
@@ -128,6 +130,10 @@ class Scheduler:
         if self._forgotten is not None:
             self._forgotten.update(forgotten)
 
+    def end_unheld(self, now_us: int) -> Shortage | None:
+        """End the requests that have waited for `capacity_wait_ms` for a larger worker than there is. Returns what is short; see `CapacityWatch`."""
+        return self._capacity.look(now_us)
+
     # -- workers
 
     def attach_worker(self, name: str, report: WorkerReport, now_us: int) -> None:
@@ -139,8 +145,7 @@ class Scheduler:
         attach(self._lifecycle, self._config, name, report, now_us, self._forgotten)
         self._lockstep.disturb(name)
         self._lifecycle.suspects.withdraw(report.description.boot_id)
-        for replica in self._fleet:  # whoever stands in a line chose it before this worker was there
-            self._waiting.dissolve(replica.name)
+        self._waiting.dissolve_all()  # whoever stands in a line chose it before this worker was there
         self._lifecycle.apply_rules(now_us)
 
     def lose_worker(self, name: str, loss: WorkerLoss, now_us: int) -> None:
@@ -340,10 +345,13 @@ class Scheduler:
         return Known(sequence.request_id, subscriber)
 
     def _sequence_of(self, submission: Submission, number: int, now_us: int, received: tuple[int, ...]) -> Sequence:
-        """A request that is in no queue yet, under the rules of the workers that are there."""
+        """A request that is in no queue yet, under the rules of the workers that are there. Of one that comes from a larger pool nobody knows
+        any more how long it may grow: as far as its own limits say."""
         ledger = new_ledger(submission, received)
         sequence = Sequence(submission, Arrival(self._epoch.number, number), now_us, ledger)
-        sequence.set_rules(self._fleet.rules(submission))
+        len_max, model = self._fleet.request_len_max, self._fleet.model
+        is_beyond = len_max is not None and ledger.num_tokens > len_max
+        sequence.set_rules(self._fleet.rules(submission, model.max_model_len if is_beyond and model is not None else 0))
         return sequence
 
     def _commit_rows(

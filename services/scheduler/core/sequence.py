@@ -47,7 +47,7 @@ class Sequence:
     has_entered: bool = False
     table: BlockTable = field(default_factory=BlockTable)
     rules: StopRules | None = None  # none until a worker has told the model
-    tokens_max: int = 0
+    tokens_max: int = 0  # prompt and output never grow beyond; once promised it is never less
     num_cached_tokens: int = 0
     held_len: int = 0
     stranded_len: int = 0
@@ -71,10 +71,11 @@ class Sequence:
         return tuple(self.ledger.token_ids.output[offset:])
 
     def set_rules(self, rules: StopRules | None) -> None:
-        """The rules under the present model and pool."""
+        """The rules under the model, and under pools of which none promises less than before; None: what was promised before holds."""
         self.ledger.leave_lane()
         self.rules = rules
-        self.tokens_max = rules.tokens_max if rules is not None else 0
+        if rules is not None:
+            self.tokens_max = rules.tokens_max
 
     def first_stop(self, checked: int) -> Finish | None:
         """The earliest stop after the first `checked` output tokens; None as well while no worker has told the model."""

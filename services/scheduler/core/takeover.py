@@ -174,4 +174,5 @@ def _recovered_sequence(item: RecoveredRequest, now_us: int) -> Sequence:
         attempt_floor=item.attempt,
         num_cached_tokens=item.num_cached_tokens,
         timings=timings,
+        tokens_max=item.tokens_max,
     )

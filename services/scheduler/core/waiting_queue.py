@@ -129,6 +129,11 @@ class WaitingQueue:
             place.worker, place.num_blocks = "", 0
             self._open.add(place.sequence.request_id, place.rank, place)
 
+    def dissolve_all(self) -> None:
+        """Nobody stands in any line any more."""
+        for worker in list(self._lines):
+            self.dissolve(worker)
+
     def check_integrity(self) -> None:
         """Assert that lines, order and counts tell one story."""
         heaps = {"": self._open, **self._lines}

@@ -76,6 +76,7 @@ def request_to_bytes(folded: FoldedRequest) -> bytes:
         ttft_us=request.timings.ttft_us,
         total_us=request.timings.total_us,
         num_preemptions=request.timings.num_preemptions,
+        tokens_max=request.tokens_max,
     )
     return message.SerializeToString()
 
@@ -98,6 +99,7 @@ def request_from_bytes(data: bytes, submission: Submission) -> FoldedRequest:
         num_cached_tokens=message.num_cached_tokens,
         finish=finish_from_proto(message.finish) if message.HasField("finish") else None,
         timings=RequestTimings(message.queue_us, message.ttft_us, message.total_us, message.num_preemptions),
+        tokens_max=message.tokens_max,
     )
     return FoldedRequest(message.as_of, request)
 

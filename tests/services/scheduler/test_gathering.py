@@ -1,6 +1,7 @@
 """What a term waits for before it leads: whose word may still be missing, and for how long."""
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -111,6 +112,23 @@ def test_the_first_worker_says_which_model_it_is() -> None:
     gathering.worker_detached("worker:1")
     gathering.worker_attached("worker:2", report(model=other), lambda batch: None)
     assert list(gathering.reports) == ["worker:2"]
+
+
+@pytest.mark.parametrize(("promised_len", "is_over"), [(0, True), (80, True), (81, True), (82, False)])
+def test_a_request_is_not_ended_before_what_it_was_promised(promised_len: int, is_over: bool) -> None:
+    """Only a worker of 80 tokens has reported, which ends what has 81; a larger one may be away."""
+    state, model = StoredState(), replace(MODEL, max_model_len=1000)
+    request = replace(REQUEST, sampling=replace(REQUEST.sampling, max_tokens=500))
+    output = array("i", [5] * (81 - len(request.prompt_token_ids)))
+    state.requests[request.request_id] = StoredRequest(
+        request, Arrival(1, 1), SequenceStatus.WAITING, output_token_ids=output, tokens_max=promised_len
+    )
+    gathering = Gathering()
+    gathering.worker_attached(
+        "worker:1", replace(FakeWorker(20, 4, model=model).attach(Epoch(1, b"e" * 16), 1)), lambda batch: None
+    )
+    (joined,) = gathering.join(state).requests
+    assert (joined.finish is not None) == is_over and joined.output_token_ids == tuple(output)
 
 
 def test_who_is_to_end_is_known_until_it_has() -> None:

@@ -6,13 +6,16 @@ from dataclasses import replace
 import pytest
 from core.fake_worker import MODEL, FakeWorker
 from leader_table import CONFIG, WORKER, Table, expected, submission
+from structlog.testing import CapturingLogger
 
 from services.rpc.errors import FailedPrecondition
+from services.scheduler import leader
 from services.scheduler.core.errors import ModelMismatch
 from services.scheduler.sessions import GatewaySession
 from services.scheduler.store.memory import MemoryStore
 from tessera.values.finish import FinishReason
 from tessera.values.identity import NO_EPOCH
+from tessera.values.model import KVGeometry
 from tessera.values.request import Submission
 from tessera.values.session import Abort, Hello, LiveRequest, Rejected, RejectReason, StopFound, TakenOver
 
@@ -283,3 +286,26 @@ def test_a_worker_with_another_model_is_sent_nothing(table: Table) -> None:
     table.run()
     gateway.read()
     assert gateway.tokens[request.request_id] == expected(request)
+
+
+def test_it_says_once_that_a_request_waits_for_a_larger_worker_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CapturingLogger()
+    monkeypatch.setattr(leader, "_log", log)
+    table = Table(FakeWorker(20, 4))
+    gateway, request = table.gateway(), submission(1, [5] * 20, max_tokens=30)
+    gateway.submit(request)
+    table.run(3)
+    table.worker.geometry = KVGeometry(10, 4, 8, "fake/int64")
+    table.worker.restart()
+    table.outbox.clear()
+    table.leader.worker_attached(WORKER, table.worker.attach(table.leader.epoch, 2), table.outbox.append)
+    table.later(0)
+    table.later(2000)
+    for _ in range(3):
+        table.later(CONFIG.capacity_wait_ms // 2)
+    first, last = (call for call in log.calls if "larger worker" in call.args[0])
+    assert (first.method_name, first.args) == ("warning", ("requests wait for a larger worker",))
+    assert first.kwargs == {"wait_ms": CONFIG.capacity_wait_ms, "blocks_needed": 13, "blocks_there": 10}
+    assert last.args == ("no request waits for a larger worker",)
+    gateway.read()
+    assert gateway.finishes == {request.request_id: FinishReason.ERROR}

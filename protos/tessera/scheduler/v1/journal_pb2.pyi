@@ -23,7 +23,7 @@ REQUEST_STATUS_SWAPPED: RequestStatus
 REQUEST_STATUS_ABORTED: RequestStatus
 
 class StoredRequest(_message.Message):
-    __slots__ = ("as_of", "arrival", "status", "subscriber", "attempt", "worker", "output_token_ids", "block_ids", "finish", "num_cached_tokens", "queue_us", "ttft_us", "total_us", "num_preemptions")
+    __slots__ = ("as_of", "arrival", "status", "subscriber", "attempt", "worker", "output_token_ids", "block_ids", "finish", "num_cached_tokens", "queue_us", "ttft_us", "total_us", "num_preemptions", "tokens_max")
     AS_OF_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class StoredRequest(_message.Message):
     TTFT_US_FIELD_NUMBER: _ClassVar[int]
     TOTAL_US_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
     as_of: int
     arrival: Arrival
     status: RequestStatus
@@ -52,7 +53,8 @@ class StoredRequest(_message.Message):
     ttft_us: int
     total_us: int
     num_preemptions: int
-    def __init__(self, as_of: _Optional[int] = ..., arrival: _Optional[_Union[Arrival, _Mapping]] = ..., status: _Optional[_Union[RequestStatus, str]] = ..., subscriber: _Optional[int] = ..., attempt: _Optional[int] = ..., worker: _Optional[str] = ..., output_token_ids: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., finish: _Optional[_Union[_types_pb2.Finish, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., queue_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
+    tokens_max: int
+    def __init__(self, as_of: _Optional[int] = ..., arrival: _Optional[_Union[Arrival, _Mapping]] = ..., status: _Optional[_Union[RequestStatus, str]] = ..., subscriber: _Optional[int] = ..., attempt: _Optional[int] = ..., worker: _Optional[str] = ..., output_token_ids: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., finish: _Optional[_Union[_types_pb2.Finish, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., queue_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., tokens_max: _Optional[int] = ...) -> None: ...
 
 class Arrival(_message.Message):
     __slots__ = ("epoch_number", "counter")

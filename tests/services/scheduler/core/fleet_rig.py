@@ -136,8 +136,14 @@ class FleetRig:
             self.state.apply(replace(record, number=record.number + 1))
         for sequence in self.scheduler.requests():
             stored = self.state.requests[sequence.request_id]
-            told = (tuple(stored.output_token_ids), stored.status, stored.worker, stored.finish)
-            assert told == (sequence.output_token_ids(), sequence.status, sequence.worker, sequence.finish)
+            told = (tuple(stored.output_token_ids), stored.status, stored.worker, stored.finish, stored.tokens_max)
+            assert told == (
+                sequence.output_token_ids(),
+                sequence.status,
+                sequence.worker,
+                sequence.finish,
+                sequence.tokens_max,
+            )
 
     def assert_as_alone(self, number: int) -> None:
         sequence = self.sequence(number)

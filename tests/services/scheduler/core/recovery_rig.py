@@ -128,13 +128,16 @@ class Lead:
 
 
 class House:
-    """`lead` is the present leader, `now_us` the clock of everybody."""
+    """`lead` is the present leader, `now_us` the clock of everybody. All workers have `num_blocks`, unless the second is to have `other_blocks`."""
 
-    def __init__(self, num_blocks: int = 64, num_workers: int = 1, num_host_blocks: int = 0, **config: object) -> None:
+    def __init__(
+        self, num_blocks: int = 64, num_workers: int = 1, num_host_blocks: int = 0, other_blocks: int = 0, **config: object
+    ) -> None:
         self.config = replace(CONFIG, **config)
         names = (WORKER, OTHER_WORKER)[:num_workers]
         limits = replace(LIMITS, num_speculative_tokens=self.config.num_speculative_tokens)
-        self.workers = {name: FakeWorker(num_blocks, 4, limits, num_host_blocks=num_host_blocks) for name in names}
+        blocks = {WORKER: num_blocks, OTHER_WORKER: other_blocks or num_blocks}
+        self.workers = {name: FakeWorker(blocks[name], 4, limits, num_host_blocks=num_host_blocks) for name in names}
         self.store = MemoryStore()
         self.gateways: dict[str, Gateway] = {}
         self.now_us = 1_000_000

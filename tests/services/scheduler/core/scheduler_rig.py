@@ -178,8 +178,8 @@ def assert_replayed(state: StoredState, scheduler: Scheduler) -> None:
         told = (stored.submission, stored.arrival, stored.status, stored.subscriber, stored.attempt, stored.worker)
         live = (sequence.submission, sequence.arrival, sequence.status, sequence.subscriber, sequence.attempt, sequence.worker)
         assert told == live
-        told = (stored.num_cached_tokens, stored.finish, stored.timings)
-        assert told == (sequence.num_cached_tokens, sequence.finish, sequence.timings)
+        told = (stored.num_cached_tokens, stored.finish, stored.timings, stored.tokens_max)
+        assert told == (sequence.num_cached_tokens, sequence.finish, sequence.timings, sequence.tokens_max)
         assert tuple(stored.output_token_ids) == sequence.output_token_ids()
         assert sequence.table.block_ids[: len(stored.block_ids)] == stored.block_ids
     replica = scheduler.replica(WORKER)

@@ -57,6 +57,8 @@ class FleetLife:
         return [name for name in self.rig.workers if name not in self.away]
 
     def submit(self) -> None:
+        if not self.knows_largest():
+            return
         for _ in range(self.random.randint(1, 4)):
             self.number += 1
             prompt = self.random.choice(PREFIXES) + [self.random.randint(30, 60) for _ in range(self.random.randint(1, 9))]
@@ -103,11 +105,15 @@ class FleetLife:
 
     def remove(self) -> None:
         name = self.random.choice(sorted(self.rig.workers))
-        if name != self.largest() and self.largest() not in self.away:  # else requests end that fit nobody who is known
+        if name != self.largest():  # else nobody may hold what was promised
             self.rig.scheduler.remove_worker(name, self.rig.now_us)
             self.rig.check()
             del self.rig.workers[name]
             self.away.discard(name)
+
+    def knows_largest(self) -> bool:
+        """Else less is promised than a request would get alone."""
+        return self.rig.scheduler.replica(self.largest()) is not None
 
     def largest(self) -> str:
         return max(sorted(self.rig.workers), key=lambda name: self.rig.workers[name].geometry.num_blocks)
@@ -131,12 +137,12 @@ class FleetLife:
         claims = [GatewayClaim(sequence.request_id, 0, sequence.output_token_ids()) for sequence in live]
         rig.epoch = Epoch(rig.epoch.number + 1, b"leader")
         names = sorted(rig.workers)
-        there = {self.largest(), *self.random.sample(names, self.random.randint(1, len(names)))}
+        there = self.random.sample(names, self.random.randint(1, len(names)))
         reports = {}
         for name in sorted(there):
             rig.nonce += 1
             reports[name] = rig.workers[name].attach(rig.epoch, rig.nonce)
-        self.away = set(names) - there
+        self.away = set(names) - set(there)
         rig.scheduler = Scheduler(rig.config, rig.epoch)
         rig.scheduler.restore(join(rig.state, reports, claims, own_stop), reports, rig.now_us)
         rig.state = StoredState()
@@ -176,7 +182,7 @@ class ServedLife(FleetLife):
         return [sequence for sequence in self.rig.scheduler.requests() if sequence.finish is None]
 
     def fork(self) -> None:
-        if self.live():
+        if self.live() and self.knows_largest():
             parent = self.random.choice(self.live()).submission
             self.number += 1
             prompt = parent.prompt_token_ids.tolist()

@@ -196,6 +196,38 @@ class Life:
             assert not call.ends or call.ends[0].reason is not FinishReason.ERROR
 
 
+class UnequalLife(Life):
+    """The second worker is smaller than many requests, and a new leader may find it alone. The store has heard of every request."""
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(seed)
+        num_blocks, other_blocks, num_host_blocks = rng.choice((7, 9, 16)), rng.choice((4, 5, 6)), rng.choice((0, 8))
+        super().__init__(
+            seed,
+            num_workers=2,
+            num_blocks=num_blocks,
+            other_blocks=other_blocks,
+            num_host_blocks=num_host_blocks,
+            preemption_mode="swap",
+        )
+
+    def begin(self) -> None:
+        if self.house.lead.scheduler.replica(WORKER) is not None:  # else less is promised
+            super().begin()
+
+    def leader_dies(self) -> None:
+        self.house.write()
+        if self.rng.random() < 0.2:
+            self.house.workers[self.rng.choice(list(self.house.workers))].restart()
+        self.is_excused = True
+        self.house.take_over((), self.rng.choice(((), (WORKER,), (WORKER,), (OTHER_WORKER,))))
+
+
+@pytest.mark.parametrize("seed", range(600, 640))
+def test_no_client_can_tell_though_the_larger_worker_is_away_at_a_takeover(seed: int) -> None:
+    UnequalLife(seed).run()
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_no_client_can_tell(seed: int) -> None:
     Life(seed).run()

@@ -6,6 +6,7 @@ import pytest
 from fake_worker import FakeWorker, reference_output
 from scheduler_rig import WORKER, Rig
 
+from services.scheduler.core.capacity_watch import Shortage
 from services.scheduler.core.errors import ModelMismatch
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.worker_loss import LEFT
@@ -211,8 +212,8 @@ def test_a_worker_with_another_model_is_turned_away() -> None:
     assert rig.scheduler.load().num_running == 2
 
 
-def test_a_smaller_pool_after_a_restart_ends_what_it_cannot_hold() -> None:
-    rig = rig_of(budget=64)
+def test_what_a_smaller_pool_after_a_restart_cannot_hold_waits_and_ends_with_an_error() -> None:
+    rig = rig_of(budget=64, capacity_wait_ms=5000)
     rig.submit(1, numbers(10), max_tokens=20)
     rig.submit(2, numbers(5, 30), max_tokens=4)
     rig.submit(3, numbers(9, 40), max_tokens=20)
@@ -222,12 +223,19 @@ def test_a_smaller_pool_after_a_restart_ends_what_it_cannot_hold() -> None:
     rig.submit(4, numbers(9, 50), max_tokens=20)
     rig.attach()
     assert rig.scheduler.request_len_max == 9
-    assert (rig.reason(1), len(rig.output(1))) == (FinishReason.MAX_MODEL_LEN, 1)
-    assert (rig.reason(3), len(rig.output(3))) == (FinishReason.MAX_MODEL_LEN, 1)
-    finish = rig.sequence(4).finish
-    assert finish is not None and finish.reason is FinishReason.UNSCHEDULABLE and "9 tokens" in finish.message
-    rig.finish_all()
+    while rig.step():
+        pass
     rig.assert_as_alone(2)
+    for _ in range(2):
+        assert [rig.sequence(number).finish for number in (1, 3, 4)] == [None] * 3
+        assert rig.scheduler.end_unheld(rig.now_us) == Shortage(8, 2)
+        rig.now_us += 5_000_000
+    rig.check()
+    for number, num_blocks in ((1, 8), (3, 7), (4, 7)):
+        finish = rig.sequence(number).finish
+        assert finish is not None and finish.reason is FinishReason.ERROR and finish.output_len == (number != 4)
+        assert f"a KV pool of {num_blocks} blocks" in finish.message and "has 2," in finish.message
+    rig.finish_all()
 
 
 def test_attempts_grow_at_every_entry() -> None:
