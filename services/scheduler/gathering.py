@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 
-from services.scheduler.core.fleet import Fleet
+from services.scheduler.core.fleet import check_layout, check_model
 from services.scheduler.core.record import StoredState
 from services.scheduler.core.recovered import Recovered
 from services.scheduler.core.recovery import GatewayClaim, join
@@ -25,15 +25,14 @@ class Gathering:
         self.reports: dict[str, WorkerReport] = {}
         self.senders: dict[str, Callable[[ScheduledBatch], None]] = {}
         self.leaving: set[str] = set()  # of those who reported
-        self._fleet = Fleet()
         self._hellos: dict[GatewaySession, Hello] = {}
         self._changed = asyncio.Event()
 
     def worker_attached(self, address: str, report: WorkerReport, send: Callable[[ScheduledBatch], None]) -> None:
-        """A worker reported. Raises ModelMismatch unless it serves what the first one does."""
-        if not self.reports:
-            self._fleet = Fleet()
-        self._fleet.check_model(address, report.description)
+        """A worker reported. Raises ModelMismatch unless it serves what those do that are there."""
+        for other in self.reports.values():
+            check_model(address, report.description, other.description.model)
+            check_layout(address, report.description.geometry, other.description.geometry)
         self.reports[address] = report
         self.senders[address] = send
         self._changed.set()

@@ -102,7 +102,12 @@ class Leader:
 
     def worker_attached(self, address: str, report: WorkerReport, send: Callable[[ScheduledBatch], None]) -> None:
         """A worker came back after this leader began. Raises ModelMismatch, and sends it nothing."""
+        layout = self.scheduler.layout
         self.scheduler.attach_worker(address, report, self._clock())
+        if layout is not None and layout != self.scheduler.layout:
+            _log.warning(
+                "kv layout changed", worker=address, before=layout, now=self.scheduler.layout, effect="all is computed again"
+            )
         self._senders[address] = send
         self._settle(None)
 

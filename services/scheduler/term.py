@@ -201,11 +201,11 @@ class Term:
 
     def worker_attached(self, address: str, report: WorkerReport, send: Callable[[ScheduledBatch], None]) -> None:
         """See `WorkerListener`."""
-        _log.info("worker attached", worker=address, slots=len(report.slots), last_step=report.last_step)
         if self.leader is None:
             self._gathering.worker_attached(address, report, send)
         else:
             self.leader.worker_attached(address, report, send)
+        _log.info("worker attached", worker=address, slots=len(report.slots), last_step=report.last_step)
         self._attached.add(address)
         self._note_serving()
 

@@ -42,23 +42,20 @@ class Fleet:
         """Those that can compute at present."""
         return [replica for replica in self if replica.is_attached]
 
-    def check_model(self, name: str, description: WorkerDescription) -> None:
-        """Raise ModelMismatch unless the worker serves the group's model, with KV that lies as the group's does; the first one decides."""
-        geometry = description.geometry
-        if self.model is None or self.largest is None:
-            self.model, self.largest = description.model, geometry
-        if description.model != self.model:
-            raise ModelMismatch(
-                f"worker {name} serves {description.model.name} (weights {description.model.weights_digest}, tokenizer "
-                f"{description.model.tokenizer_digest}, at most {description.model.max_model_len} tokens); the group serves "
-                f"{self.model.name} (weights {self.model.weights_digest}, tokenizer {self.model.tokenizer_digest}, at most "
-                f"{self.model.max_model_len} tokens)"
-            )
-        if (geometry.block_size, geometry.kv_format) != (self.largest.block_size, self.largest.kv_format):
-            raise ModelMismatch(
-                f"worker {name} has KV blocks of {geometry.block_size} tokens ({geometry.kv_format}); the group has blocks of "
-                f"{self.largest.block_size} tokens ({self.largest.kv_format})"
-            )
+    def check(self, name: str, description: WorkerDescription) -> None:
+        """Raise ModelMismatch unless the worker serves the group's model, and its KV lies as that of the workers that are there. The first
+        one decides; where none is there any more, the next one says anew how KV lies."""
+        if self.model is None:
+            self.model = description.model
+        check_model(name, description, self.model)
+        for replica in self.attached:
+            if replica.name != name:
+                check_layout(name, description.geometry, replica.description.geometry)
+
+    @property
+    def layout(self) -> tuple[int, str] | None:
+        """Block size and format of KV, as at the latest attach; None before the first."""
+        return (self.largest.block_size, self.largest.kv_format) if self.largest is not None else None
 
     @property
     def request_len_max(self) -> int | None:
@@ -80,3 +77,24 @@ class Fleet:
     def _measure(self) -> None:
         pools = [replica.description.geometry for replica in self]
         self.largest = max(pools, key=lambda pool: pool.num_tokens, default=self.largest)
+
+
+def check_model(name: str, description: WorkerDescription, model: ModelInfo) -> None:
+    """Raise ModelMismatch unless a worker serves `model`."""
+    own = description.model
+    if own != model:
+        raise ModelMismatch(
+            f"worker {name} serves {own.name} (weights {own.weights_digest}, tokenizer {own.tokenizer_digest}, at most "
+            f"{own.max_model_len} tokens); the group serves {model.name} (weights {model.weights_digest}, tokenizer "
+            f"{model.tokenizer_digest}, at most {model.max_model_len} tokens)"
+        )
+
+
+def check_layout(name: str, own: KVGeometry, others: KVGeometry) -> None:
+    """Raise ModelMismatch unless a worker's KV lies as that of the workers that are there."""
+    if (own.block_size, own.kv_format) != (others.block_size, others.kv_format):
+        raise ModelMismatch(
+            f"worker {name} has KV blocks of {own.block_size} tokens ({own.kv_format}); the group has blocks of "
+            f"{others.block_size} tokens ({others.kv_format}): start all workers of a group with the same --block-size, of one "
+            f"release and on one kind of device, or stop the others first"
+        )

@@ -140,8 +140,13 @@ class Scheduler:
         """Go on from what a worker holds: at its first attach, at a later one of the same boot, or after a restart.
 
         Sequences whose slots are reported go on in them, with the longer output; the worker's others wait. Batches in flight are void.
+        Where none is there any more, one whose KV lies otherwise is taken as well: all is computed again for it, tokens are kept.
         Raises ModelMismatch, changing nothing.
         """
+        self._fleet.check(name, report.description)
+        geometry = report.description.geometry
+        if self._fleet.layout not in (None, (geometry.block_size, geometry.kv_format)):
+            self._forget_layout(now_us)
         attach(self._lifecycle, self._config, name, report, now_us, self._forgotten)
         self._lockstep.disturb(name)
         self._lifecycle.suspects.withdraw(report.description.boot_id)
@@ -275,6 +280,11 @@ class Scheduler:
         return self._fleet.get(name)
 
     @property
+    def layout(self) -> tuple[int, str] | None:
+        """Block size and format of the workers' KV; None before the first attach."""
+        return self._fleet.layout
+
+    @property
     def request_len_max(self) -> int | None:
         """The longest request, prompt and output in tokens, that can run here; None before the first attach."""
         return self._fleet.request_len_max
@@ -323,6 +333,13 @@ class Scheduler:
         self._lifecycle.check_integrity()
 
     # -- inside
+
+    def _forget_layout(self, now_us: int) -> None:
+        """The next worker's KV lies otherwise than that of all before, of which none is there: nothing of their pools is of use any more."""
+        for replica in list(self._fleet):
+            self.remove_worker(replica.name, now_us)
+        for sequence in self._waiting:
+            sequence.forget_digests()
 
     def _issue(self, replica: Replica, plan: StepPlan, now_us: int) -> ScheduledBatch:
         if not replica.in_flight:

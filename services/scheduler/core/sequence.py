@@ -146,6 +146,11 @@ class Sequence:
         old = self.ledger
         self.ledger = Ledger(Tokens(old.token_ids.prompt, output_token_ids))
         self.stranded_len = min(max(self.stranded_len, held_len), _common_len(old.token_ids[:], self.ledger.token_ids[:]))
+        self.forget_digests()
+
+    def forget_digests(self) -> None:
+        """The hash chain of a waiting sequence is of other tokens, or of blocks of another size."""
+        assert not (self.table.block_ids or self.table.host_block_ids)
         self.table = BlockTable(namespace=self.table.namespace)
 
     def agrees_with(self, slot: SlotReport) -> bool:

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Container
 
+from services.scheduler.core.fleet import check_layout
 from services.scheduler.core.held_blocks import held_blocks
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.lifecycle import Lifecycle
@@ -32,7 +33,7 @@ def attach(
     Prefix-cache entries are kept as far as they hold. A slot of an unknown request, but not of one that ended here and was `forgotten`, is
     kept for it; where `forgotten` is None, none is.
     """
-    lifecycle.fleet.check_model(name, report.description)
+    lifecycle.fleet.check(name, report.description)
     earlier = lifecycle.fleet.get(name)
     replica = Replica(name, report, config)
     for request_id, attempt in replica.attempts.items():
@@ -97,8 +98,10 @@ def _slots_to_go_on_in(lifecycle: Lifecycle, name: str, report: WorkerReport) ->
 
 def restore(lifecycle: Lifecycle, config: Config, recovered: Recovered, reports: dict[str, WorkerReport], now_us: int) -> None:
     """Fill an unused scheduler with what a join yielded; `reports` are those of the workers it names."""
-    for worker in recovered.workers:
-        lifecycle.fleet.check_model(worker.worker, reports[worker.worker].description)
+    described = {worker.worker: reports[worker.worker].description for worker in recovered.workers}
+    for name, description in described.items():
+        lifecycle.fleet.check(name, description)
+        check_layout(name, description.geometry, next(iter(described.values())).geometry)
     replicas = {worker.worker: Replica(worker.worker, reports[worker.worker], config) for worker in recovered.workers}
     held: dict[str, list[tuple[Sequence, SlotReport]]] = {name: [] for name in replicas}
     slots: dict[bytes, list[SlotReport]] = defaultdict(list)

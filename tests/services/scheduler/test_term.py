@@ -6,11 +6,12 @@ from typing import Any
 
 import grpc
 import pytest
-from core.fake_worker import reference_output
+from core.fake_worker import FakeWorker, reference_output
 from scripted_worker import scripted_worker
+from structlog.testing import CapturingLogger
 from term_house import LATER, REQUEST, CountingStore, GatewayEnd, hello, house
 
-from services.scheduler import term
+from services.scheduler import leader, term, worker_link
 from services.scheduler.core.journal_call import (
     Applied,
     BeginRewrite,
@@ -232,6 +233,36 @@ def test_a_term_begins_without_a_worker_that_does_not_report(run_async: RunAsync
                 assert set(it.term.attached_workers) == set(it.workers)
 
     monkeypatch.setattr(term, "WORKERS_WAIT_S", 0.1)
+    run_async(scenario())
+
+
+def test_a_worker_whose_kv_lies_otherwise_is_told_once_and_never_called_attached(
+    run_async: RunAsync, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with scripted_worker(FakeWorker(20, 8)) as other:
+            other.answers.clear()
+            async with house(others=(other.address,)) as (it, first):
+                await it.leads()
+                log.calls.clear()
+                other.answers.set()
+                while other.num_attaches < 4:
+                    other.asked.clear()
+                    await other.asked.wait()
+                (said,) = (call for call in log.calls if call.kwargs.get("worker") == other.address)
+                assert (said.method_name, said.args) == ("warning", ("worker is not used",))
+                assert "blocks of 8 tokens" in said.kwargs["reason"] and "blocks of 4 tokens" in said.kwargs["reason"]
+                first.answers.clear()
+                first.break_off()
+                await it.until(lambda: it.term.attached_workers == (other.address,))  # where no other is left it is taken as it is
+                told = [call.args[0] for call in log.calls if call.kwargs.get("worker") == other.address]
+                assert told == ["worker is not used", "kv layout changed", "worker attached"]
+
+    log = CapturingLogger()
+    for module in (term, worker_link, leader):
+        monkeypatch.setattr(module, "_log", log)
+    monkeypatch.setattr(term, "WORKERS_WAIT_S", 0.1)
+    monkeypatch.setattr(worker_link, "UNFIT_RETRY_S_MAX", 0.3)
     run_async(scenario())
 
 

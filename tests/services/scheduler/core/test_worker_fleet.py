@@ -210,3 +210,48 @@ def test_an_output_of_a_removed_worker_is_a_no_op() -> None:
     rig.check()
     assert before == [sequence.output_token_ids() for sequence in rig.scheduler.requests()]
     assert_all_as_alone(rig)
+
+
+@pytest.mark.parametrize(("block_size", "kv_format"), [(8, "fake/int64"), (4, "other"), (1, "other")])
+@pytest.mark.parametrize("names", [["worker:0", "worker:1"], ["worker:1", "worker:0"], ["other:0"]])
+def test_where_no_worker_is_left_the_next_one_says_how_kv_lies(block_size: int, kv_format: str, names: list[str]) -> None:
+    """Tokens are kept and KV is computed again; what the others had cached is forgotten, here and in the journal."""
+    rig = filled_rig()
+    for _ in range(3):
+        rig.turn()
+    tokens = {number: rig.sequence(number).output_token_ids() for number in range(1, 9)}
+    assert all(tokens.values())
+    for name in list(rig.workers):
+        rig.lose(name)
+    rig.workers.clear()
+    for name in names:
+        worker = rig.workers[name] = FakeWorker(160 // block_size, block_size, LIMITS)
+        worker.geometry = KVGeometry(160 // block_size, block_size, 8, kv_format)
+        worker.boots = 1000 + len(rig.workers)
+        worker.restart()
+        rig.attach(name)
+    assert rig.scheduler.layout == (block_size, kv_format)
+    assert {replica for replica in ("worker:0", "worker:1", "other:0") if rig.scheduler.replica(replica)} == set(names)
+    assert {worker for worker, _ in rig.state.blocks} <= set(names)
+    for number, output in tokens.items():
+        assert rig.sequence(number).output_token_ids() == output
+    assert_all_as_alone(rig)
+    for number in range(1, 9):  # under digests of its own blocks
+        prompt = rig.sequence(number).ledger.token_ids[:].tolist()
+        again = rig.submit(10 + number, prompt, max_tokens=1)
+        rig.finish_all()
+        assert again.num_cached_tokens == (len(prompt) - 1) // block_size * block_size
+    with pytest.raises(ModelMismatch, match=rf"blocks of {block_size} tokens \({kv_format}\).*--block-size"):
+        rig.join("old", 40)
+
+
+def test_one_that_is_there_decides_how_kv_lies_whoever_is_away() -> None:
+    rig = filled_rig()
+    rig.kill("worker:0")
+    rig.workers["worker:0"].geometry = KVGeometry(20, 8, 8, "fake/int64")
+    rig.workers["worker:0"].restart()
+    with pytest.raises(ModelMismatch, match="worker:0 has KV blocks of 8 tokens"):
+        rig.attach("worker:0")
+    rig.check()
+    del rig.workers["worker:0"]
+    assert_all_as_alone(rig)
