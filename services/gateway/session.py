@@ -8,7 +8,7 @@ nothing: what is owed to the scheduler is a function of the live requests, and w
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -36,6 +36,7 @@ from tessera.values.session import (
     Hello,
     HelloAck,
     KnownAs,
+    LengthChanged,
     Rejected,
     SchedulerMessage,
     TakenOver,
@@ -52,7 +53,7 @@ SETTLE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the leader serves. `max_request_len`: prompt plus output, tokens, that can ever be scheduled."""
+    """What the leader serves. `max_request_len`: prompt plus output, tokens, that can be scheduled at present."""
 
     model: ServedModel
     max_request_len: int
@@ -326,6 +327,9 @@ class SchedulerSession:
                 self._rename(request_id, subscriber, known_request_id)
             case Rejected(request_id, subscriber):
                 self._close(request_id, subscriber, message)
+            case LengthChanged(max_request_len):
+                assert self._served is not None, "a leader has answered"
+                self._served = replace(self._served, max_request_len=max_request_len)
             case TakenOver(request_id, subscriber):
                 self._close(request_id, subscriber, message)
             case _:

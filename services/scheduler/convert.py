@@ -33,6 +33,7 @@ from tessera.values.session import (
     HelloAck,
     Invite,
     KnownAs,
+    LengthChanged,
     LiveRequest,
     Rejected,
     RejectReason,
@@ -106,6 +107,8 @@ def response_to_proto(epoch: Epoch, message: SchedulerMessage) -> session_pb2.Se
         case KnownAs(request_id, subscriber, known_request_id):
             known = session_pb2.KnownAs(request_id=request_id, subscriber=subscriber, known_request_id=known_request_id)
             response.known_as.CopyFrom(known)
+        case LengthChanged(max_request_len):
+            response.length_changed.max_request_len = max_request_len
         case Heartbeat():
             response.heartbeat.SetInParent()
     return response
@@ -124,6 +127,8 @@ def response_from_proto(message: session_pb2.SessionResponse) -> tuple[Epoch, Sc
             return epoch, Invite(message.invite.protocol)
         case "hello_ack":
             return epoch, hello_ack_from_proto(message.hello_ack)
+        case "length_changed":
+            return epoch, LengthChanged(message.length_changed.max_request_len)
         case "frame":
             return epoch, frame_from_proto(message.frame)
         case "rejected":

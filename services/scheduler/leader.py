@@ -14,7 +14,6 @@ import structlog
 from services.rpc.errors import TOKENIZER_MISMATCH, FailedPrecondition
 from services.scheduler.clock import now_us
 from services.scheduler.core.admission import Admitted, Known, RefusalReason, Refused, Unknown
-from services.scheduler.core.capacity_watch import Shortage
 from services.scheduler.core.journal import Journal, WorkerStep
 from services.scheduler.core.journal_call import JournalCall, JournalReply
 from services.scheduler.core.recovered import Recovered
@@ -35,6 +34,7 @@ from tessera.values.session import (
     Hello,
     HelloAck,
     KnownAs,
+    LengthChanged,
     LiveRequest,
     Rejected,
     RejectReason,
@@ -87,15 +87,16 @@ class Leader:
         self._idle_since_us: int | None = None
         self._is_checked = False
         self._shortage = Notice(_log)
+        self._length_told = 0
 
     def lead(
         self, recovered: Recovered, reports: dict[str, WorkerReport], senders: dict[str, Callable[[ScheduledBatch], None]]
     ) -> None:
         """Start from a join. The first record holds everything, and nothing is shown before it is written."""
-        now = self._clock()
-        self._senders = senders
+        now, self._senders = self._clock(), senders
         self._orphans_until_us = now + 1000 * self._config.gateway_grace_ms
         self.scheduler.restore(recovered, reports, now)
+        self._tell_length()
         self._settle(None)
 
     # -- workers
@@ -109,6 +110,7 @@ class Leader:
                 "kv layout changed", worker=address, before=layout, now=self.scheduler.layout, effect="all is computed again"
             )
         self._senders[address] = send
+        self._tell_length()
         self._settle(None)
 
     def worker_output(self, address: str, output: ScheduledBatchOutput) -> None:
@@ -132,7 +134,15 @@ class Leader:
     def worker_removed(self, address: str) -> None:
         """It is no longer one of ours, and detached."""
         self.scheduler.remove_worker(address, self._clock())
+        self._tell_length()
         self._settle(None)
+
+    def _tell_length(self) -> None:
+        length = self.scheduler.request_len_max
+        if length is not None and length != self._length_told:
+            self._length_told = length
+            for session in self._sessions.values():
+                session.post(LengthChanged(length))
 
     # -- gateways
 
@@ -152,9 +162,7 @@ class Leader:
         with self._whole_or_over():
             unknown = [live.request_id for live in hello.live if not self._claim_live(session, live)]
         self._settle(None)
-        length = self.scheduler.request_len_max
-        assert length is not None, "a leader has had a worker"
-        return HelloAck(tuple(unknown), self._model, length)
+        return HelloAck(tuple(unknown), self._model, self._length_told)
 
     def heard(self, session: GatewaySession, message: Submit | Abort | Detach | StopFound) -> None:
         """One message of a gateway. What it says of a request counts only while the request is its own, and nothing on a session that ends."""
@@ -238,16 +246,12 @@ class Leader:
         if self._orphans_until_us is not None and now >= self._orphans_until_us:
             self._orphans_until_us = None
             self.scheduler.expire_orphans()
-        self._note_shortage(self.scheduler.end_unheld(now))
-        self._settle(None)
-        self._note_idle(now)
-
-    def _note_shortage(self, shortage: Shortage | None) -> None:
-        """Say once that requests wait for a larger worker than there is."""
-        if shortage is None:
+        if (shortage := self.scheduler.end_unheld(now)) is None:
             self._shortage.end("no request waits for a larger worker")
         else:
             self._shortage.say("requests wait for a larger worker", wait_ms=self._config.capacity_wait_ms, **asdict(shortage))
+        self._settle(None)
+        self._note_idle(now)
 
     def _note_idle(self, now: int) -> None:
         """Say once per idle time how much there is, and check once that all parts tell one story."""

@@ -30,6 +30,7 @@ from tessera.values.session import (
     HelloAck,
     Invite,
     KnownAs,
+    LengthChanged,
     Rejected,
     SchedulerMessage,
     Standby,
@@ -48,8 +49,8 @@ SILENCE_S = 5.0
 POSTED_MAX = 65_536
 """Answers that a gateway may leave unread; one that asks on and does not read has lost its session."""
 
-Control: TypeAlias = Rejected | TakenOver | KnownAs
-"""What is said of one request beside its frames."""
+Control: TypeAlias = Rejected | TakenOver | KnownAs | LengthChanged
+"""What is said of one request beside its frames, and of all."""
 
 Said: TypeAlias = Submit | Abort | Detach | StopFound
 """What a gateway says of one request."""

@@ -88,11 +88,18 @@ class Invite:
 class HelloAck:
     """The leader's answer to a Hello. Live ids it does not know are to be submitted again, with the tokens received.
 
-    `max_request_len` is the longest request (prompt plus output, tokens) that can ever be scheduled: model and pool considered.
+    `max_request_len` is the longest request (prompt plus output, tokens) that can be scheduled at present: model and largest pool considered.
     """
 
     unknown_request_ids: tuple[bytes, ...]
     model: ModelInfo
+    max_request_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class LengthChanged:
+    """Workers have come or gone: `max_request_len` of the HelloAck is another from now on."""
+
     max_request_len: int
 
 
@@ -142,4 +149,4 @@ class KnownAs:
 
 
 GatewayMessage = Hello | Submit | Abort | Detach | StopFound | Heartbeat
-SchedulerMessage = Standby | Invite | HelloAck | Frame | Rejected | TakenOver | KnownAs | Heartbeat
+SchedulerMessage = Standby | Invite | HelloAck | LengthChanged | Frame | Rejected | TakenOver | KnownAs | Heartbeat

@@ -11,7 +11,7 @@ from grpc_status import rpc_status
 from tessera.v1 import inference_pb2 as pb
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.sampling import SamplingParams
-from tessera.values.session import Abort, Rejected, RejectReason, Submit
+from tessera.values.session import Abort, LengthChanged, Rejected, RejectReason, Submit
 
 CHAT = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="Hi")])
 
@@ -391,6 +391,10 @@ def test_models_are_described_also_while_the_scheduler_is_away(run_async, house)
             )
             for name in ("", MODEL):
                 assert (await h.stub.GetModel(pb.GetModelRequest(model=name))).model == model
+            end.say(LengthChanged(1024))
+            model.max_request_len = 1024
+            while (await h.stub.GetModel(pb.GetModelRequest())).model != model:
+                pass
             end.break_off()
             await h.wait_health(False)
             assert list((await h.stub.ListModels(pb.ListModelsRequest())).models) == [model]

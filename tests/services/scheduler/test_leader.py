@@ -17,7 +17,7 @@ from tessera.values.finish import FinishReason
 from tessera.values.identity import NO_EPOCH
 from tessera.values.model import KVGeometry
 from tessera.values.request import Submission
-from tessera.values.session import Abort, Hello, LiveRequest, Rejected, RejectReason, StopFound, TakenOver
+from tessera.values.session import Abort, Hello, LengthChanged, LiveRequest, Rejected, RejectReason, StopFound, TakenOver
 
 
 @pytest.fixture
@@ -309,3 +309,19 @@ def test_it_says_once_that_a_request_waits_for_a_larger_worker_and_for_how_long(
     assert last.args == ("no request waits for a larger worker",)
     gateway.read()
     assert gateway.finishes == {request.request_id: FinishReason.ERROR}
+
+
+def test_gateways_are_told_how_long_the_longest_request_is_at_present() -> None:
+    table = Table(FakeWorker(10, 4))
+    early = table.gateway()
+    assert early.ack.max_request_len == 41
+    others = {name: FakeWorker(num_blocks, 4) for name, num_blocks in (("large", 15), ("small", 4))}
+    for name, worker in others.items():
+        table.leader.worker_attached(name, worker.attach(table.leader.epoch, 1), lambda batch: None)
+    assert early.session.take_posted() == [LengthChanged(61)]
+    assert table.gateway().ack.max_request_len == 61
+    table.leader.worker_detached("large")
+    assert not early.session.take_posted(), "it may come back"
+    table.leader.worker_removed("large")
+    assert early.session.take_posted() == [LengthChanged(41)]
+    assert table.gateway().ack.max_request_len == 41

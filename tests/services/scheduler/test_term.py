@@ -254,7 +254,9 @@ def test_a_worker_whose_kv_lies_otherwise_is_told_once_and_never_called_attached
                 assert "blocks of 8 tokens" in said.kwargs["reason"] and "blocks of 4 tokens" in said.kwargs["reason"]
                 first.answers.clear()
                 first.break_off()
-                await it.until(lambda: it.term.attached_workers == (other.address,))  # where no other is left it is taken as it is
+                await it.until(
+                    lambda: it.term.attached_workers == (other.address,)
+                )  # where no other is left it is taken as it is
                 told = [call.args[0] for call in log.calls if call.kwargs.get("worker") == other.address]
                 assert told == ["worker is not used", "kv layout changed", "worker attached"]
 

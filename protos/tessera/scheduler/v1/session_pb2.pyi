@@ -38,7 +38,7 @@ class SessionRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop_found: _Optional[_Union[StopFound, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("epoch", "hello_ack", "frame", "rejected", "taken_over", "heartbeat", "standby", "invite", "known_as")
+    __slots__ = ("epoch", "hello_ack", "frame", "rejected", "taken_over", "heartbeat", "standby", "invite", "known_as", "length_changed")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_ACK_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class SessionResponse(_message.Message):
     STANDBY_FIELD_NUMBER: _ClassVar[int]
     INVITE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_AS_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_CHANGED_FIELD_NUMBER: _ClassVar[int]
     epoch: _types_pb2.Epoch
     hello_ack: HelloAck
     frame: Frame
@@ -57,7 +58,8 @@ class SessionResponse(_message.Message):
     standby: Standby
     invite: Invite
     known_as: KnownAs
-    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., hello_ack: _Optional[_Union[HelloAck, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., known_as: _Optional[_Union[KnownAs, _Mapping]] = ...) -> None: ...
+    length_changed: LengthChanged
+    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., hello_ack: _Optional[_Union[HelloAck, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., known_as: _Optional[_Union[KnownAs, _Mapping]] = ..., length_changed: _Optional[_Union[LengthChanged, _Mapping]] = ...) -> None: ...
 
 class Standby(_message.Message):
     __slots__ = ()
@@ -102,6 +104,12 @@ class HelloAck(_message.Message):
     model: _types_pb2.ModelInfo
     max_request_len: int
     def __init__(self, unknown_request_ids: _Optional[_Iterable[bytes]] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., max_request_len: _Optional[int] = ...) -> None: ...
+
+class LengthChanged(_message.Message):
+    __slots__ = ("max_request_len",)
+    MAX_REQUEST_LEN_FIELD_NUMBER: _ClassVar[int]
+    max_request_len: int
+    def __init__(self, max_request_len: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("submission", "subscriber", "received_token_ids")
