@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from services.cli.config_options import Text, build_config, config_options
+from services.cli.early_stop import end_on_sigterm
 from services.gateway.config import GatewayConfig
 
 _TEXTS = {
@@ -37,6 +38,7 @@ def command(**options: Any) -> None:
     requests, at most drain-grace-s; what still runs then ends as UNAVAILABLE, and can be resumed at another gateway.
     """
     config = build_config(GatewayConfig, options)
+    end_on_sigterm()
     from services.cli.role_process import run_role  # here: `--help` needs no tokenizer
     from services.gateway.main import run
 

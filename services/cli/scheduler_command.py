@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from services.cli.config_options import Text, build_config, config_options
+from services.cli.early_stop import end_on_sigterm
 from services.scheduler.config import SchedulerConfig
 from tessera.values.config import (
     POLICIES,
@@ -112,6 +113,7 @@ def command(**options: Any) -> None:
     leader, which may be this one started again.
     """
     config = build_config(SchedulerConfig, options)
+    end_on_sigterm()
     from services.cli.role_process import run_role  # here: `--help` needs neither grpc nor redis
     from services.scheduler.main import run
 

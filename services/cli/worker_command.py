@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from services.cli.config_options import Text, build_config, config_options
+from services.cli.early_stop import end_on_sigterm
 from services.worker.config import WorkerConfig
 
 _TEXTS = {
@@ -24,7 +25,7 @@ _TEXTS = {
         "Most token positions in one batch, at least max-num-seqs. Running answers wait for the whole batch.", "TOKENS"
     ),
     "max_model_len": Text("Longest prompt plus output. Without it: what the model was trained for.", "TOKENS"),
-    "threads": Text("Threads that compute. Without it: one per core that this process may use.", "COUNT"),
+    "threads": Text("Threads that compute, 1 to 1024. Without it: one per core that this process may use.", "COUNT"),
     "heartbeat_ms": Text("How often the worker says that it lives.", "MS"),
     "drain_grace_s": Text("After SIGTERM, how long its requests may take to go to other workers, or to end.", "SECONDS"),
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
@@ -45,6 +46,7 @@ def command(**options: Any) -> None:
     other workers or ended, after at most drain-grace-s.
     """
     config = build_config(WorkerConfig, options)
+    end_on_sigterm()
     from services.cli.role_process import run_role  # here: `--help` needs no torch
     from services.worker.main import run
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from tessera.values.config import ConfigError, check_minimums
 
+THREADS_MAX = 1024
+"""More cores than any machine has for one worker; torch starts as many threads as it is told to, and ends the process where it cannot."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
@@ -40,6 +43,10 @@ class WorkerConfig:
             "threads",
             "heartbeat_ms",
         )
+        if self.threads is not None and self.threads > THREADS_MAX:
+            raise ConfigError(
+                f"threads must be at most {THREADS_MAX}, got {self.threads}: more than cores only makes a batch slower"
+            )
         check_minimums(self, {**dict.fromkeys(names, 1), "drain_grace_s": 0, "swap_bytes": 0})
         if self.block_size != 1 and self.block_size % 16:
             raise ConfigError(f"block_size must be 1 or a multiple of 16, got {self.block_size}")

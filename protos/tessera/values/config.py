@@ -118,7 +118,7 @@ class Config:
             raise ConfigError(f"max_batches_in_flight must be 1 or 2, got {self.max_batches_in_flight}")
         row_len = 1 + self.num_speculative_tokens
         if self.max_num_batched_tokens < self.max_num_seqs * row_len:
+            times = f" times 1 + num_speculative_tokens ({row_len})" if self.num_speculative_tokens else ""
             raise ConfigError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs}) times "
-                f"1 + num_speculative_tokens ({row_len}): every running sequence needs its positions in a step"
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs}){times}: every running sequence needs its positions in a step"
             )

@@ -33,7 +33,7 @@ def test_what_cannot_work_is_named(changes: dict, problem: str) -> None:
         ({"worker_choice": "best"}, "worker_choice must be one of prefix_aware, .* got 'best'"),
         (
             {"max_num_seqs": 65, "max_num_batched_tokens": 64},
-            r"max_num_batched_tokens \(64\) must be at least max_num_seqs \(65\)",
+            r"max_num_batched_tokens \(64\) must be at least max_num_seqs \(65\): every",
         ),
         (
             {"max_num_seqs": 16, "max_num_batched_tokens": 63, "num_speculative_tokens": 3},
