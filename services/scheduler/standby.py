@@ -47,6 +47,7 @@ class Standby:
         self._workers: frozenset[str] = frozenset()
         self._workers_known = asyncio.Event()
         self._store_notice, self._worker_notice = Notice(_log), Notice(_log, is_fault=False)
+        self._wait_notice = Notice(_log, is_fault=False)
         self._leader_seen: Epoch | None = None
         self._pause_s = POLL_S
 
@@ -76,6 +77,7 @@ class Standby:
         self._store_notice.end("redis answers")
         if not self._watch.saw(boot_us(), view.epoch, view.is_held, view.is_empty):
             self._note_leader(view)
+            self._note_wait(view)
             return None
         held = await ask_epochs(self._workers, ASK_S)
         if not held:
@@ -102,6 +104,13 @@ class Standby:
         self._watch.missed()
         self._pause_s = WRONG_FORMAT_RETRY_S if isinstance(why, WrongFormat) else POLL_S
         self._store_notice.say("waiting for redis", error=why.why)
+
+    def _note_wait(self, view: LeaseView) -> None:
+        """Say why nobody leads at a first start: an empty redis may have lost a leader that lives, and renews its lease then."""
+        if view.is_empty and not view.is_held:
+            self._wait_notice.say(
+                "redis is empty: waiting for a leader that it may have lost", wait_ms=2 * self._config.lease_ms
+            )
 
     def _note_leader(self, view: LeaseView) -> None:
         if view.is_held and view.epoch != self._leader_seen:

@@ -66,6 +66,7 @@ LOG_ENTRIES_PER_READ = 64
 
 _World = (ConnectionLost, ErrorReply)
 _KINDS = ("log", "requests", "blocks")
+_TYPES = {b"meta": b"hash", b"lease": b"string", b"log": b"list", b"requests": b"hash", b"blocks": b"hash"}
 
 
 class _Line:
@@ -95,9 +96,20 @@ class _Line:
             reply = await self.command("EVALSHA", _sha(script), len(self.keys), *self.keys, *args)
         except ErrorReply as error:
             if not str(error).startswith("NOSCRIPT"):
-                raise
+                raise await self.named(error) from error
             reply = await self.command("EVAL", script, len(self.keys), *self.keys, *args)
         return reply
+
+    async def named(self, error: ErrorReply) -> ErrorReply:
+        """`error`, and where some key holds another type than ours, which one; redis does not say it."""
+        if "WRONGTYPE" not in str(error):
+            return error
+        wrong = []
+        for key in self.keys:
+            found, own = await self.command("TYPE", key), _TYPES[key.rpartition(b":")[2]]
+            if found not in (own, b"none"):
+                wrong.append(f"{key.decode()} is a {found.decode()}, not the {own.decode()} of a scheduler group")
+        return ErrorReply(f"{error} ({'; '.join(wrong)}: give --group another name, or delete the key)")
 
     @property
     def connection(self) -> RespConnection:
@@ -200,7 +212,9 @@ class RedisStore:
             state = await self._read_side(self._journal.connection, side.decode(), int(last))
             if await self._journal.run(scripts.READ, [epoch.number, epoch.instance]) != reply:
                 return Failed("the journal changed while it was read")
-        except (*_World, MalformedMessage, DecodeError) as error:
+        except ErrorReply as error:
+            return _failed(await self._journal.named(error))
+        except (ConnectionLost, MalformedMessage, DecodeError) as error:
             return _failed(error)
         return StoredJournal(Generation(int(number), int(counter)), state)
 

@@ -97,6 +97,20 @@ def test_an_empty_store_is_taken_after_two_leases(run_async: RunAsync, store: Wa
     run_async(scenario())
 
 
+def test_a_first_start_says_once_what_it_waits_for_and_how_long(
+    run_async: RunAsync, store: WatchedStore, log: CapturingLogger
+) -> None:
+    async def scenario() -> None:
+        async with scripted_worker() as worker, standing_by(store, worker.address) as taking:
+            await taking
+        waits, taken = log.calls
+        assert (waits.method_name, waits.args) == ("info", ("redis is empty: waiting for a leader that it may have lost",))
+        assert waits.kwargs == {"wait_ms": 2 * LEASE_MS}
+        assert taken.args == ("epoch taken",)
+
+    run_async(scenario())
+
+
 def test_a_held_lease_is_waited_for_and_said_once(run_async: RunAsync, store: WatchedStore, log: CapturingLogger) -> None:
     async def scenario() -> None:
         store.fill(OTHERS)

@@ -326,3 +326,20 @@ def test_a_state_that_changes_while_it_is_read_is_not_taken(
         await leader.store.close()
 
     run_async(scenario())
+
+
+@pytest.mark.parametrize("name", ["meta", "a:log", "a:requests", "a:blocks"])
+def test_a_key_that_another_program_has_written_is_named(server: EmbeddedRedis, run_async: RunAsync, name: str) -> None:
+    async def scenario() -> None:
+        leader = Leader(server.url)
+        await leader.begin()
+        key = "tessera:{group}:" + name
+        await order(server, "DEL", key)
+        await order(server, "SET", key, "1")
+        reply = await leader.store.read(EPOCH)
+        assert isinstance(reply, Failed) and "WRONGTYPE" in reply.why
+        own = "list" if name == "a:log" else "hash"
+        assert f"({key} is a string, not the {own} of a scheduler group: " in reply.why
+        await leader.store.close()
+
+    run_async(scenario())
