@@ -164,7 +164,7 @@ class Term:
         try:
             await WorkerLinks(self._config.workers, self._epoch, self, self._config.worker_silence_ms).run()
         except WorkerHasOlderEpoch as error:
-            raise Deposed(str(error), error.number) from error
+            raise Deposed(str(error), error.number, error.worker) from error
 
     async def _watch_over(self) -> None:
         raise await self._over

@@ -12,7 +12,11 @@ class TermEnd(Exception):
 
 
 class Deposed(TermEnd):
-    """Another scheduler has taken a later epoch; this term has nothing more to say."""
+    """Another scheduler has taken a later epoch; this term has nothing more to say. `worker`: who said so, empty where the store did."""
+
+    def __init__(self, message: str, told: int, worker: str = "") -> None:
+        super().__init__(message, told)
+        self.worker = worker
 
     @classmethod
     def by(cls, newer: Epoch) -> "Deposed":

@@ -7,12 +7,14 @@ import structlog
 
 from services.rpc.health import HealthServicer
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.notice import Notice
 from services.scheduler.sessions import SessionServicer
 from services.scheduler.standby import Standby
-from services.scheduler.store.port import Store
+from services.scheduler.store.port import LeaseView, Store
 from services.scheduler.term import Term
-from services.scheduler.term_end import GatewayAhead, TermEnd
+from services.scheduler.term_end import Deposed, GatewayAhead, TermEnd
 from tessera.scheduler.v1 import session_pb2
+from tessera.values.identity import Epoch
 
 _log = structlog.get_logger()
 
@@ -35,6 +37,7 @@ class Terms:
         self._health = health
         self._present: Term | None = None
         self._is_ending = False
+        self._notice = Notice(_log)
         self.running = asyncio.create_task(self._run())
 
     async def end(self) -> None:
@@ -55,6 +58,18 @@ class Terms:
         """See `TermHealth`."""
         self._health.set_ready(DURABLE, is_durable)
 
+    async def _note_stranger(self, end: Deposed, mine: Epoch) -> None:
+        """Say once that a worker follows somebody whom this group's store does not know: two groups that share a worker take it from each
+        other for ever."""
+        view = await self._store.look()
+        if isinstance(view, LeaseView) and view.epoch == mine:
+            self._notice.say(
+                "a worker follows a scheduler that is not of this group",
+                worker=end.worker,
+                group=self._config.group,
+                advice="give every group workers of its own, and all schedulers of one the same --redis and --group",
+            )
+
     async def _run(self) -> None:
         told, mine = 0, None
         while not self._is_ending:  # a term that ends by itself in the moment of the cancel swallows that
@@ -67,6 +82,8 @@ class Terms:
                 _log.warning("standing by again", reason=str(end))
                 told = max(told, end.told)
                 mine = taken.epoch if isinstance(end, GatewayAhead) else None  # after Deposed somebody else may lead
+                if isinstance(end, Deposed) and end.worker:
+                    await self._note_stranger(end, taken.epoch)
             finally:
                 self._present = None
                 self._sessions.stand_by()

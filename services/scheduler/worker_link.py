@@ -39,11 +39,11 @@ TURNS_PER_SILENCE = 8
 
 
 class OlderEpoch(Exception):
-    """A worker has accepted a later leader, of epoch `number` (0: it did not say): this one has nothing more to say."""
+    """`worker` has accepted a later leader, of epoch `number` (0: it did not say): this one has nothing more to say."""
 
-    def __init__(self, message: str, number: int = 0) -> None:
+    def __init__(self, worker: str, message: str, number: int = 0) -> None:
         super().__init__(message)
-        self.number = number
+        self.worker, self.number = worker, number
 
 
 class WorkerSilent(Exception):
@@ -64,6 +64,13 @@ class VersionSkew(Exception):
         super().__init__(
             f"the worker speaks protocol {protocol}, this scheduler {PROTOCOL_VERSION}: run the same release of both"
         )
+
+
+class SameWorker(Exception):
+    """The worker is attached under another of its names: under two, each Attach would end the other's stream."""
+
+    def __init__(self, other: str) -> None:
+        super().__init__(f"it is the process that is attached as {other}: give every worker one --worker, and one name")
 
 
 class StreamEnded(Exception):
@@ -114,12 +121,21 @@ async def _ask_epoch(address: str, within_s: float) -> tuple[str, Epoch] | None:
 class WorkerLink:
     """Keeps one worker attached under one epoch. `run` ends by OlderEpoch, by cancellation, or once it is retired.
 
-    `nonces` grow with every use; links that may reach one worker under one epoch share them.
+    `nonces` grow with every use; links that may reach one worker under one epoch share them, and `holder_of` a boot id says which of them
+    has it attached.
     """
 
     def __init__(
-        self, address: str, epoch: Epoch, listener: WorkerListener, silence_ms: int, nonces: Iterator[int] | None = None
+        self,
+        address: str,
+        epoch: Epoch,
+        listener: WorkerListener,
+        silence_ms: int,
+        nonces: Iterator[int] | None = None,
+        holder_of: Callable[[bytes], str | None] = lambda _: None,
     ) -> None:
+        self.attached_boot_id: bytes | None = None  # while a stream is open
+        self._holder_of = holder_of
         self._address = address
         self._epoch = epoch
         self._listener = listener
@@ -152,7 +168,7 @@ class WorkerLink:
                     self._note_status(error)
                 except (WorkerSilent, WorkerHangs, StreamEnded) as error:
                     self._note("worker lost", str(error))
-                except (VersionSkew, BatchWasRefused, SchedulerError, convert.MalformedMessage) as error:
+                except (VersionSkew, SameWorker, BatchWasRefused, SchedulerError, convert.MalformedMessage) as error:
                     self._note("worker is not used", str(error), is_unfit=True)
                 await self._pause()
 
@@ -160,6 +176,9 @@ class WorkerLink:
         described = await stub.Describe(worker_pb2.DescribeRequest(), timeout=self._silence_s)
         if described.protocol != PROTOCOL_VERSION:
             raise VersionSkew(described.protocol)
+        holder = self._holder_of(described.description.boot_id)
+        if holder is not None:
+            raise SameWorker(holder)
         self._nonce = next(self._nonces)
         report = await self._attach(stub)
         if self._retired.is_set():
@@ -176,6 +195,7 @@ class WorkerLink:
         loss = LEFT
         try:
             self._listener.worker_attached(self._address, report, send)
+            self.attached_boot_id = self._boot_id
             self._said = ""
             await _first_of(self._read(call), self._write(call, outbox), self._watch())
         except Exception as error:
@@ -183,6 +203,7 @@ class WorkerLink:
             raise
         finally:
             call.cancel()
+            self.attached_boot_id = None
             self._listener.worker_detached(self._address, loss)
 
     async def _attach(self, stub: worker_pb2_grpc.WorkerServiceStub) -> WorkerReport:
@@ -265,7 +286,7 @@ class WorkerLink:
         """Log how a call ended. Raises OlderEpoch."""
         reason, metadata = reason_of(error), metadata_of(error)
         if reason == OLDER_EPOCH and metadata.get("epoch_instance") != self._epoch.instance.hex():
-            raise OlderEpoch(error.details() or "", int(metadata.get("epoch_number", "0"))) from error
+            raise OlderEpoch(self._address, error.details() or "", int(metadata.get("epoch_number", "0"))) from error
         text = error.details() or error.code().name
         if reason == NOT_SERVING:
             self._note("worker does not serve", text)

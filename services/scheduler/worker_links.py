@@ -53,8 +53,14 @@ class WorkerLinks:
         self._present = present
         for address in sorted(present - self._links.keys()):
             _log.info("worker joins", worker=address)
-            self._links[address] = WorkerLink(address, self._epoch, self._listener, self._silence_ms, self._nonces)
+            self._links[address] = WorkerLink(
+                address, self._epoch, self._listener, self._silence_ms, self._nonces, self._holder_of
+            )
             tasks.create_task(self._keep(address))
+
+    def _holder_of(self, boot_id: bytes) -> str | None:
+        """The name under which a process is attached."""
+        return next((address for address, link in self._links.items() if link.attached_boot_id == boot_id), None)
 
     async def _keep(self, address: str) -> None:
         while address in self._present:

@@ -1,6 +1,7 @@
 """A worker in this process for the scheduler's end to attach to: the checking worker behind real gRPC, with every fault at the test's word."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -14,6 +15,8 @@ from services.worker import convert
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.protocol import PROTOCOL_VERSION
 from tessera.worker.v1 import worker_pb2, worker_pb2_grpc
+
+_NUMBERS = itertools.count(1)
 
 
 class StreamOver(Exception):
@@ -81,6 +84,8 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     def __init__(self, fake: FakeWorker | None = None) -> None:
         self.fake = fake or FakeWorker()
+        self.fake.boots += 1000 * next(_NUMBERS)  # no two processes have one boot id
+        self.fake.restart()
         self.described, self.asked = asyncio.Event(), asyncio.Event()
         self.answers = asyncio.Event()
         self.answers.set()

@@ -9,16 +9,20 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from scripted_worker import ScriptedWorker, scripted_worker
+from structlog.testing import CapturingLogger
 from term_house import LATER, GatewayEnd, hello
 
 from services.rpc.channel import open_channel
+from services.rpc.errors import FailedPrecondition
 from services.rpc.health import HealthServicer
 from services.rpc.server import RpcServer, ServerConfig
+from services.scheduler import terms
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.journal_call import BeginRewrite, EndRewrite, Generation
 from services.scheduler.sessions import SessionServicer
 from services.scheduler.store.memory import MemoryStore
 from services.scheduler.store.port import LeaseView
+from services.scheduler.term_end import Deposed
 from services.scheduler.terms import DURABLE, SERVICE_NAME, Terms
 from tessera.scheduler.v1 import session_pb2_grpc
 from tessera.values.config import Config
@@ -162,4 +166,37 @@ def test_a_process_that_ends_while_the_store_is_away_ends_all_the_same(run_async
             store.failing = True
             await it.terms.end()
 
+    run_async(scenario())
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_two_groups_that_share_a_worker_are_told_so_once(
+    is_ours: bool, run_async: RunAsync, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where the worker follows the next leader of this group, which the store knows."""
+
+    async def scenario() -> None:
+        async with process(store) as it:
+            while not it.is_serving() or it.worker._working is None:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.01)
+            it.worker.refusal = FailedPrecondition(
+                "older epoch", reason="OLDER_EPOCH", metadata={"epoch_number": "7", "epoch_instance": "78"}
+            )
+            it.worker.asked.clear()
+            it.worker.break_off()
+            await it.worker.asked.wait()
+            mine = store.epoch
+            if is_ours:
+                store.epoch = Epoch(7, b"x" * 16)
+            while not log.calls:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await it.terms._note_stranger(Deposed("again", 7, it.worker.address), mine)
+        said = [call for call in log.calls if call.args[0] != "standing by again"]
+        assert [call.args[0] for call in said] == ["a worker follows a scheduler that is not of this group"] * (not is_ours)
+        for call in said:
+            assert call.method_name == "warning"
+            assert (call.kwargs["worker"], call.kwargs["group"]) == (it.worker.address, "default")
+
+    log = CapturingLogger()
+    monkeypatch.setattr(terms, "_log", log)
     run_async(scenario())

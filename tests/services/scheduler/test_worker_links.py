@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from scripted_worker import ScriptedWorker, scripted_worker
+from structlog.testing import CapturingLogger
 
-from services.scheduler import worker_links
+from services.scheduler import worker_link, worker_links
 from services.scheduler.core.worker_loss import WorkerLoss
 from services.scheduler.worker_link import OlderEpoch
 from services.scheduler.worker_links import WorkerLinks
@@ -125,4 +126,31 @@ def test_a_later_leader_at_any_worker_ends_all_links(run_async: RunAsync, monkey
             with pytest.raises(OlderEpoch, match="older epoch"):
                 await WorkerLinks(("unused",), EPOCH, hall, 60_000).run()
 
+    run_async(scenario())
+
+
+def test_a_worker_under_two_names_is_attached_under_one_and_both_are_said_once(
+    run_async: RunAsync, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with scripted_worker() as one, linked(monkeypatch) as hall:
+            hall.set_addresses(one)
+            await hall.hear(("attached", one))
+            again = one.address.replace("127.0.0.1", "localhost")
+            hall._addresses.put_nowait(frozenset((one.address, again)))
+            for _ in range(3):
+                one.described.clear()
+                await one.described.wait()
+            (said,) = (call for call in log.calls if call.args[0] == "worker is not used")
+            assert (said.method_name, said.kwargs["worker"]) == ("warning", again)
+            assert f"attached as {one.address}:" in said.kwargs["reason"]
+            assert one.num_attaches == 1
+            (await one.stream()).break_off()
+            await hall.hear(("detached", one))
+            await hall._events.get()
+            assert one.num_attaches == 2, "under either"
+
+    log = CapturingLogger()
+    monkeypatch.setattr(worker_link, "_log", log)
+    monkeypatch.setattr(worker_link, "UNFIT_RETRY_S_MAX", 0.1)
     run_async(scenario())
