@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from model_worker.batch import Batch
-from model_worker.kernels.interface import Kernels
+from model_worker.kernels.interface import Kernels, PagedAttention
 from model_worker.kernels.torch_attention import TorchPagedAttention
 from model_worker.kv_pool import KVPool
 
@@ -31,5 +31,5 @@ class TorchKernels(Kernels):
         gate, up = x.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
 
-    def paged_attention(self, batch: Batch, kv: KVPool) -> TorchPagedAttention:
+    def paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
         return TorchPagedAttention(batch, kv)

@@ -6,8 +6,11 @@ import pytest
 import torch
 from tiny_llama import SHAPES, Pair, reference, save
 
+from model_worker.kernels.invariant_backend import ask_mkl_for_invariance
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.weights.open_model import load_model, open_model
+
+ask_mkl_for_invariance()  # before the first test multiplies
 
 
 @pytest.fixture(autouse=True, scope="session")

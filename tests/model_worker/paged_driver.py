@@ -77,12 +77,15 @@ class PagedDriver:
         run.computed = run.cached = len(run.table) * size
         return run
 
+    def take_blocks(self, count: int) -> list[int]:
+        """Blocks that nobody has had yet; none for a count below 1."""
+        return [self._free.pop() for _ in range(count)]
+
     def step(self, rows: list[tuple[Run, int]], every_logit: bool = False) -> Tensor:
         """Compute the next n positions of each (run, n); returns their logits. Blocks are appended, and published once full."""
         size = self.kv.block_size
         for run, n in rows:
-            while len(run.table) * size < run.computed + n:
-                run.table.append(self._free.pop())
+            run.table += self.take_blocks(-(-(run.computed + n) // size) - len(run.table))
         logits = self.model.forward(build_batch(rows, size, every_logit), self.kv)
         for run, n in rows:
             run.computed += n

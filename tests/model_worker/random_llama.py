@@ -1,0 +1,46 @@
+"""Small random Llamas without files: any shape, the same weights for any kernels."""
+
+import torch
+
+from model_worker.kernels.interface import Kernels
+from model_worker.kv_pool import KVPool
+from model_worker.models.causal_lm import CausalLM
+from model_worker.models.model_config import ModelConfig
+from model_worker.models.registry import build_model
+
+_GQA = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=199,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=16,
+    max_model_len=2048,
+    rms_norm_eps=1e-5,
+    rope_theta=5000.0,
+    tie_word_embeddings=True,
+)
+
+
+def config(**changes: object) -> ModelConfig:
+    """Two layers, 8 heads of 16, 2 KV heads, vocabulary 199; `changes` override."""
+    fields = {name: getattr(_GQA, name) for name in _GQA.__dataclass_fields__}
+    return ModelConfig(**(fields | changes))  # type: ignore[arg-type]
+
+
+def build(shape: ModelConfig, kernels: Kernels) -> CausalLM:
+    """The model of this shape; its weights depend on the shape alone."""
+    model = build_model(shape, kernels)
+    generator = torch.Generator().manual_seed(11)
+    for name, slot in sorted(model.slots().items()):
+        values = torch.empty(slot.shape)
+        values.uniform_(0.5, 1.5, generator=generator) if "norm" in name else values.normal_(0.0, 0.15, generator=generator)
+        slot.copy_(values)
+    return model
+
+
+def pool(shape: ModelConfig, block_size: int, num_tokens: int = 2048) -> KVPool:
+    """A fresh pool of `num_tokens` positions."""
+    return KVPool(shape.num_layers, -(-num_tokens // block_size), block_size, shape.num_kv_heads, shape.head_dim)
