@@ -11,7 +11,6 @@ from torch.nn.functional import linear, silu
 from model_worker.kernels import row_tiles
 from model_worker.kernels.invariant_backend import InvariantKernels
 from model_worker.kernels.row_tiles import CANDIDATES, NotInvariant, find_row_tiles
-from model_worker.kernels.torch_backend import TorchKernels
 
 KERNELS = InvariantKernels()
 SHAPES = [(960, 576), (576, 1536), (199, 64), (70, 24), (257, 2048), (3, 7)]
@@ -61,13 +60,6 @@ def test_more_threads_give_the_same_bits(shape: tuple[int, int], transposed: boo
     finally:
         torch.set_num_threads(1)
     assert all(map(torch.equal, results, expected))
-
-
-def test_plain_torch_gives_a_row_other_bits_in_a_batch() -> None:
-    """What the tiles are for: without them the first test fails."""
-    weight, x = random_weight((960, 576), True), torch.randn(64, 576, generator=torch.Generator().manual_seed(1))
-    together = TorchKernels().linear(x, weight, None)
-    assert not all(torch.equal(TorchKernels().linear(x[row : row + 1], weight, None)[0], together[row]) for row in range(64))
 
 
 def test_a_bias_is_added_to_every_row() -> None:

@@ -6,6 +6,7 @@ from fake_worker import LIMITS, MODEL, FakeWorker
 
 from model_worker.engine import Engine
 from model_worker.kv_pool import KVPool
+from model_worker.models.causal_lm import CausalLM
 from model_worker.models.deterministic import DeterministicLM, deterministic_config, next_tokens
 from services.worker import convert
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
@@ -24,14 +25,23 @@ class EngineWorker(FakeWorker):
     def restart(self) -> None:
         """A new boot: everything it held is gone."""
         super().restart()
-        shape = deterministic_config(self.model.vocab_size, self.model.max_model_len)
+        model = self.build_model()
+        shape = model.config
         kv = KVPool(shape.num_layers, self.geometry.num_blocks, self.geometry.block_size, shape.num_kv_heads, shape.head_dim)
         self.geometry = KVGeometry(
             kv.num_blocks, kv.block_size, kv.bytes_per_token, kv.geometry.kv_format, self.geometry.num_host_blocks
         )
         self.description = WorkerDescription(self.description.boot_id, self.model, self.geometry, self.limits)
-        self.engine = Engine(DeterministicLM(shape), kv, self.description)
+        self.engine = self.build_engine(model, kv)
         self.executed: list[ScheduledBatch] = []
+
+    def build_model(self) -> CausalLM:
+        """What a new boot loads."""
+        return DeterministicLM(deterministic_config(self.model.vocab_size, self.model.max_model_len))
+
+    def build_engine(self, model: CausalLM, kv: KVPool) -> Engine:
+        """The engine of a new boot."""
+        return Engine(model, kv, self.description)
 
     def report(self) -> WorkerReport:
         """Everything held now."""
