@@ -49,11 +49,12 @@ def local_parts(config: UpConfig, folder: DataFolder) -> list[Part]:
     redis = None if config.redis_url else EmbeddedRedis(folder.redis)
     redis_url = config.redis_url or (redis.url if redis else "")
     group = re.sub(r"[{}: ]", "-", served_name(config.model))  # another model in the same folder is another group
+    invariant = ["--batch-invariant"] if config.batch_invariant else []
     drain, lease = ["--drain-grace-s", str(DRAIN_GRACE_S)], ["--lease-ms", str(LEASE_MS)]
     parts: list[Part] = [
         _role("gateway", folder, ["--scheduler", scheduler, "--model", config.model, "--listen", config.listen, *drain]),
         _role("scheduler", folder, ["--worker", worker, "--redis", redis_url, "--group", group, "--listen", scheduler, *lease]),
-        _role("worker", folder, ["--model", config.model, "--listen", worker]),
+        _role("worker", folder, ["--model", config.model, "--listen", worker, *invariant]),
     ]
     return [*parts, RedisPart(redis)] if redis else parts
 

@@ -33,6 +33,7 @@ _TEXTS = {
     "redis_url": Text("Use this running Redis (redis://HOST:PORT/DB or unix:///PATH), start none.", "URL", name="--redis"),
     "prompt": Text("The question asked once everything runs; empty asks none.", "TEXT"),
     "once": Text("End after the answer instead of serving on."),
+    "batch_invariant": Text("Compute a request bit for bit the same whatever runs beside it; slower (see docs/operations.md)."),
     "start_timeout_s": Text("Give up when not everything is ready after this long.", "SECONDS"),
 }
 

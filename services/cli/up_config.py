@@ -19,6 +19,7 @@ class UpConfig:
     redis_url: str | None = None  # None: an embedded server below `data`
     prompt: str = "What is the capital of France? Answer in one sentence."  # empty: ask nothing
     once: bool = False
+    batch_invariant: bool = False  # see the worker's
     start_timeout_s: float = 300.0
 
     def __post_init__(self) -> None:

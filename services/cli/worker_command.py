@@ -26,6 +26,9 @@ _TEXTS = {
     ),
     "max_model_len": Text("Longest prompt plus output. Without it: what the model was trained for.", "TOKENS"),
     "threads": Text("Threads that compute, 1 to 1024. Without it: one per core that this process may use.", "COUNT"),
+    "batch_invariant": Text(
+        "Compute a request bit for bit the same alone, in any batch, and after any preemption or restart; slower (see docs/operations.md)."
+    ),
     "heartbeat_ms": Text("How often the worker says that it lives.", "MS"),
     "drain_grace_s": Text("After SIGTERM, how long its requests may take to go to other workers, or to end.", "SECONDS"),
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),

@@ -28,6 +28,7 @@ class WorkerConfig:
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None  # tokens, prompt and output; None: what the model was trained for
     threads: int | None = None  # torch threads; None: one per core this process may use
+    batch_invariant: bool = False  # the same bits for a request in any batch, however its context was computed
     heartbeat_ms: int = 500
     drain_grace_s: float = 10.0  # after SIGTERM: how long its requests may take to go elsewhere, or to end
     ready_file: Path | None = None

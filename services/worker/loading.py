@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import structlog
 import torch
 
 from model_worker.engine import Engine
+from model_worker.input_batch import build_dummy_batch
+from model_worker.kernels.invariant_backend import InvariantKernels, ask_mkl_for_invariance
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_pool import KVPool, kv_bytes_per_token, num_blocks_for
 from model_worker.models.causal_lm import CausalLM
@@ -41,13 +44,14 @@ _DETERMINISTIC_ALONE = ModelInfo(
 def load_engine(config: WorkerConfig) -> Engine:
     """Load the model, reserve the KV pool, and put an engine around both. Takes seconds; logs how it goes.
 
-    Raises ModelError for a model that cannot be used, ConfigError and KVPoolTooSmall for numbers that do not fit it.
+    Raises ModelError for a model that cannot be used, ConfigError and KVPoolTooSmall for numbers that do not fit it, NotInvariant (a
+    ConfigError) where `batch_invariant` cannot be had.
     """
     started = time.monotonic()
     threads = config.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
-    _log.info("loading model", model=config.model, threads=threads)
-    model, info = _load(config.model)
+    _log.info("loading model", model=config.model, threads=threads, batch_invariant=config.batch_invariant)
+    model, info = _load(config.model, config.batch_invariant)
     info = replace(info, max_model_len=_max_model_len(config, info))
     shape = model.config
     token_bytes = kv_bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim)
@@ -56,6 +60,8 @@ def load_engine(config: WorkerConfig) -> Engine:
     if config.swap_bytes:
         num_host_blocks = num_blocks_for(config.swap_bytes, config.block_size, token_bytes, "swap_bytes")
     kv = KVPool(shape.num_layers, num_blocks, config.block_size, shape.num_kv_heads, shape.head_dim)
+    if config.batch_invariant:
+        _find_tiles(model, kv)
     limits = WorkerLimits(config.max_num_seqs, config.max_num_batched_tokens)
     geometry = replace(kv.geometry, num_host_blocks=num_host_blocks)
     engine = Engine(model, kv, WorkerDescription(new_instance_id(), info, geometry, limits))
@@ -96,7 +102,7 @@ def load_in_background(load: Callable[[WorkerConfig], Engine], config: WorkerCon
     return loaded
 
 
-def _load(name: str) -> tuple[CausalLM, ModelInfo]:
+def _load(name: str, batch_invariant: bool) -> tuple[CausalLM, ModelInfo]:
     if name == DETERMINISTIC:
         return _deterministic(_DETERMINISTIC_ALONE)
     prefix, _, likeness = name.partition(":")
@@ -104,7 +110,17 @@ def _load(name: str) -> tuple[CausalLM, ModelInfo]:
         info = open_model(likeness).info
         return _deterministic(replace(info, architecture=ARCHITECTURE, weights_digest=DETERMINISTIC))
     source = open_model(name)
-    return load_model(source, TorchKernels()), source.info
+    if not batch_invariant:
+        return load_model(source, TorchKernels()), source.info
+    ask_mkl_for_invariance()
+    return load_model(source, InvariantKernels()), source.info
+
+
+def _find_tiles(model: CausalLM, kv: KVPool) -> None:
+    """Let the kernels meet every shape now: the first request should not wait for that, nor be the one to fail. Raises NotInvariant."""
+    one = np.array([1])
+    model.forward(build_dummy_batch(one, one, 1, kv), kv)
+    kv.zero_blocks(np.array([kv.null_block]))
 
 
 def _deterministic(info: ModelInfo) -> tuple[CausalLM, ModelInfo]:

@@ -7,7 +7,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from services.cli.data_folder import DataFolder
+from services.cli.local_system import local_parts
 from services.cli.main import main
+from services.cli.up_config import UpConfig
 
 
 def up(*arguments: str) -> Result:
@@ -42,3 +44,10 @@ def test_a_bad_option_is_a_usage_error(arguments: tuple[str, ...], complaint: st
     result = up("--data", str(tmp_path / "untouched"), *arguments)
     assert result.exit_code == 2 and complaint in result.output
     assert not (tmp_path / "untouched").exists()
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_the_worker_alone_is_told_to_be_batch_invariant(batch_invariant: bool, tmp_path: Path) -> None:
+    parts = local_parts(UpConfig(batch_invariant=batch_invariant, redis_url="redis://127.0.0.1:1/0"), DataFolder(tmp_path))
+    told = {part.name for part in parts if "--batch-invariant" in part._spec.command}
+    assert told == ({"worker"} if batch_invariant else set())

@@ -1,11 +1,20 @@
 """From configuration to engine: what is refused, and what a worker then says of itself."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from model_worker.kernels import invariant_backend
+from model_worker.kernels.row_tiles import NotInvariant
+from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_pool import KVPoolTooSmall
+from model_worker.models.registry import build_model
+from model_worker.weights.hugging_face_config import HuggingFaceConfig
 from services.worker.config import WorkerConfig
 from services.worker.loading import load_engine
 from tessera.values.config import ConfigError
@@ -78,3 +87,40 @@ def test_a_host_pool_has_the_whole_blocks_that_fit_and_is_refused_where_none_doe
     assert [engine.description.geometry.num_host_blocks for engine in sizes.values()] == [0, 1, 7]
     with pytest.raises(KVPoolTooSmall, match="swap_bytes is 127, but one block of 16 tokens needs 128 bytes"):
         load_engine(replace(CONFIG, swap_bytes=127))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A Llama of one small layer, as transformers saves it."""
+    shape = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **shape}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    model = build_model(HuggingFaceConfig(tmp_path).model_config(), TorchKernels())
+    save_file({name: torch.ones(slot.shape) for name, slot in model.slots().items()}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def test_a_batch_invariant_worker_tries_its_tiles_out_before_it_serves(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple[int, ...]] = []
+    find = invariant_backend.find_row_tiles
+    monkeypatch.setattr(invariant_backend, "find_row_tiles", lambda weight: tried.append(tuple(weight.shape)) or find(weight))
+    load_engine(replace(CONFIG, model=str(directory)))
+    assert not tried
+    engine = load_engine(replace(CONFIG, model=str(directory), batch_invariant=True))
+    assert sorted(tried) == [(16, 16), (16, 24), (40, 16), (48, 16)], (
+        "o_proj, down_proj, the head, and qkv_proj with gate_up_proj"
+    )
+    assert not engine._kv.block(engine._kv.null_block).any(), "trying out leaves no trace"
+
+
+def test_a_machine_that_cannot_be_batch_invariant_says_so_at_the_start(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(weight: torch.Tensor) -> None:
+        raise NotInvariant("nothing fits")
+
+    monkeypatch.setattr(invariant_backend, "find_row_tiles", refuse)
+    with pytest.raises(ConfigError, match="batch_invariant: nothing fits"):
+        load_engine(replace(CONFIG, model=str(directory), batch_invariant=True))
