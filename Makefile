@@ -105,6 +105,10 @@ bench: setup bench-control ## Run the benchmarks (each ends with a JSON line)
 bench-control: setup ## Measure what the scheduler costs, against its budgets and other schedulers (under a minute; ARGS=--help)
 	@$(BIN)/python -m tests.benchmarks.control.run $(ARGS)
 
+.PHONY: bench-invariant
+bench-invariant: setup ## Measure what the batch-invariant mode costs (minutes; ARGS=--help; ends with a JSON line)
+	@$(BIN)/python tests/benchmarks/invariant.py $(ARGS)
+
 .PHONY: soak-blocks
 soak-blocks: setup ## Move a million blocks about at random and check after each (minutes; seeds on stderr; ARGS='--first-seed N --lives 1')
 	@$(BIN)/python tests/kv_manager/soak_block_pool.py $(ARGS)
