@@ -85,6 +85,10 @@ proto-check: setup ## Check that the committed stubs are what the .proto files g
 states: setup ## Draw the states of a request in docs/states.md again, from the table of transitions
 	@$(BIN)/python -m tests.state_diagram
 
+.PHONY: sampling-table
+sampling-table: setup ## Write the tables of docs/sampling.md again, from the limits of the sampling parameters
+	@$(BIN)/python -m tests.sampling_table
+
 .PHONY: parity
 parity: setup ## Compare greedy outputs with transformers on the same weights, in every mode (minutes; ends with a JSON line)
 	@$(BIN)/python -m tests.parity.run $(ARGS)

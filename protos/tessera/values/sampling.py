@@ -24,17 +24,37 @@ class SamplingParams:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     stop_token_sequences: tuple[tuple[int, ...], ...] = ()
+    presence_penalty: float = 0.0  # taken from the logit of every id that the output has; 0 is off
+    frequency_penalty: float = 0.0  # the same, once for each time that it is there; 0 is off
+    repetition_penalty: float = 1.0  # divides a positive logit, multiplies another, of every id of prompt and output; 1 is off
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    allowed_token_ids: tuple[int, ...] = ()  # all others are ruled out; empty is off
+    bad_words_ids: tuple[
+        tuple[int, ...], ...
+    ] = ()  # the last id of each is ruled out where the output ends with those before it
+    logprobs: int | None = None  # None is off, 0 tells of the sampled token alone, N also of the N likeliest
+    prompt_logprobs: int | None = None  # the same for every prompt token but the first
+    logprob_token_ids: tuple[int, ...] = ()  # whose log-probabilities come beside the sampled token's, with `logprobs` None too
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log-probabilities go with every sampled token."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Inclusive range of one field; `integer` fields refuse fractions; NaN and infinities are always refused."""
+    """Inclusive range of one field; `integer` fields refuse fractions; NaN and infinities are always refused.
+
+    A finite value beyond the range is refused, or taken as the nearer end of it where the field `clamps`.
+    """
 
     minimum: float
     maximum: float
     default: float | None
     integer: bool
     meaning: str
+    clamps: bool = False
 
     def problem(self, value: float) -> str | None:
         """Why `value` is refused, for people; None when it is accepted."""
@@ -42,12 +62,16 @@ class Limit:
             return f"must be a finite number, got {value}"
         if self.integer and value != int(value):
             return f"must be a whole number, got {value}"
-        if not self.minimum <= value <= self.maximum:
-            return f"must be between {_plain(self.minimum)} and {_plain(self.maximum)}, got {_plain(value)}"
+        if not self.clamps and not self.minimum <= value <= self.maximum:
+            return f"must be between {plain_number(self.minimum)} and {plain_number(self.maximum)}, got {plain_number(value)}"
         return None
 
+    def clamped(self, value: float) -> float:
+        """What an accepted value is taken as."""
+        return min(max(value, self.minimum), self.maximum)
 
-def _plain(value: float) -> str:
+
+def plain_number(value: float) -> str:
     """Every digit, since a limit and the value beyond it may differ in the last one only; whole numbers without a fraction."""
     return str(int(value)) if value == int(value) else repr(float(value))
 
@@ -61,7 +85,7 @@ LIMITS: dict[str, Limit] = {
     "max_tokens": Limit(1, 2**20, 64, True, "most output tokens"),
     "min_tokens": Limit(0, 2**20, 0, True, "EOS and stop token ids cannot come before; at most max_tokens"),
 }
-"""Accepted values per numeric field of `SamplingParams`; the gateway refuses the rest, the worker relies on it."""
+"""Accepted values of the numbers that the public API takes; all fields are in `tessera.values.sampling_limits`."""
 
 STOP_STRINGS_MAX = 16
 STOP_STRING_BYTES_MAX = 1024
