@@ -8,7 +8,7 @@ stays, and it takes part in nothing until the scheduler drops it.
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,10 +16,15 @@ from model_worker.batch_check import check_batch
 from model_worker.host_pool import HostPool
 from model_worker.input_batch import Rows, build_batch, build_dummy_batch
 from model_worker.kv_pool import KVPool
+from model_worker.logprobs import NO_IDS, logprobs_of
 from model_worker.models.causal_lm import CausalLM
-from model_worker.sampler import Sampler
+from model_worker.prompt_targets import prompt_targets
+from model_worker.sample_rows import SampleRows
+from model_worker.sampler import NO_TOKEN, NOT_FINITE, Sampler
+from model_worker.sampling_table import OFF, SamplingTable
 from model_worker.slot_table import SlotTable
 from tessera.values.batch import RowError, ScheduledBatch, ScheduledBatchOutput
+from tessera.values.logprobs import Logprobs, PromptLogprobs, joined_logprobs
 from tessera.values.model import WorkerDescription
 from tessera.values.report import WorkerReport
 
@@ -33,11 +38,22 @@ FAILURE_TEXT_MAX = 256
 
 @dataclass(slots=True)
 class _Computed:
-    """What became of rows: `done` (bool `[R]`) were computed; `logits` float32 `[number of them, vocab]` of their last positions."""
+    """What became of rows: `done` (bool `[R]`) were computed; `logits` float32 `[number of them, vocab]` of their last positions;
+    `prompt_logprobs` of all rows."""
 
     done: np.ndarray
     logits: np.ndarray
+    prompt_logprobs: PromptLogprobs | None
     failures: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Advanced:
+    """What rows gave: `token_ids` int32 `[R]`, NO_TOKEN where a row has none; `logprobs` of the others."""
+
+    token_ids: np.ndarray
+    logprobs: Logprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +79,7 @@ class Engine:
         self._sampler = Sampler(description.model.eos_token_ids)
         num_slots = SLOTS_PER_SEQUENCE * description.limits.max_num_seqs
         self._slots = SlotTable(num_slots, description.model.max_model_len, description.geometry)
+        self._sampling = SamplingTable(num_slots, description.model.vocab_size)
         self._last_write_step = np.zeros(description.geometry.num_blocks, dtype=np.int64)
 
     def execute(self, batch: ScheduledBatch) -> ScheduledBatchOutput:
@@ -70,7 +87,7 @@ class Engine:
         check_batch(batch, self._slots, self.description, self.last_step)
         self._apply(batch)
         started_ns = time.perf_counter_ns()
-        token_ids = np.full(batch.num_rows, -1, dtype=np.int32)
+        advanced = _Advanced(np.full(batch.num_rows, NO_TOKEN, dtype=np.int32))
         if batch.is_dummy_run:
             row_errors = self._run_dummy(batch)
         else:
@@ -78,17 +95,19 @@ class Engine:
             if self._slots.failures:
                 alive = ~np.isin(batch.slots, list(self._slots.failures))
             if alive.any():
-                token_ids[alive] = self._advance(self._select(batch, alive), batch.step_id)
+                advanced = _spread(self._advance(self._select(batch, alive), batch.step_id), alive)
             row_errors = self._row_errors(batch)
         self.last_step = batch.step_id
         return ScheduledBatchOutput(
             epoch=batch.epoch,
             nonce=batch.nonce,
             step_id=batch.step_id,
-            token_counts=(token_ids >= 0).astype(np.int32),
-            token_ids=token_ids[token_ids >= 0],
+            token_counts=(advanced.token_ids != NO_TOKEN).astype(np.int32),
+            token_ids=advanced.token_ids[advanced.token_ids != NO_TOKEN],
             row_errors=row_errors,
             compute_us=(time.perf_counter_ns() - started_ns) // 1000,
+            logprobs=advanced.logprobs,
+            prompt_logprobs=advanced.prompt_logprobs,
         )
 
     def report(self, nonce: int) -> WorkerReport:
@@ -124,6 +143,7 @@ class Engine:
             self._move(batch)
         for entry in batch.entries:
             self._slots.enter(entry)
+            self._sampling.set(entry.slot, entry.sampling)
         self._slots.append_blocks(batch.slots, batch.new_block_counts, batch.new_block_ids)
 
     def _move(self, batch: ScheduledBatch) -> None:
@@ -162,28 +182,33 @@ class Engine:
             num_decodes=int(np.count_nonzero(alive[: batch.num_decodes])),
         )
 
-    def _advance(self, rows: Rows, step_id: int) -> np.ndarray:
-        """Compute, sample and remember. Returns the token of every row, int32 `[R]`, -1 where it has none."""
+    def _advance(self, rows: Rows, step_id: int) -> _Advanced:
+        """Compute, sample and remember."""
         computed = self._compute(rows, step_id)
-        token_ids = np.full(len(rows.slots), -1, dtype=np.int32)
-        done = np.flatnonzero(computed.done)
+        token_ids, logprobs = np.full(len(rows.slots), NO_TOKEN, dtype=np.int32), None
+        done, samples = np.flatnonzero(computed.done), rows.samples.copy()
+        samples[list(computed.failures)] = False
         if len(done):
-            slots = rows.slots[done]
-            output_indices = (self._slots.num_ids[slots] - self._slots.prompt_lens[slots]).tolist()
-            params = [self._slots.sampling[slot] for slot in slots.tolist()]
-            # Unfinished prefill chunks are sampled too, for the check of their logits: KV with a NaN must not count as computed.
-            sampled = self._sampler.sample(computed.logits, params, output_indices)
-            token_ids[done] = np.where(rows.samples[done], sampled.token_ids, -1)
+            # Unfinished prefill chunks too, for the check of their logits: KV with a NaN must not count as computed.
+            sampled = self._sampler.sample(computed.logits, self._sample_rows(rows.slots[done], samples[done]))
+            token_ids[done] = sampled.token_ids
+            logprobs = sampled.logprobs
             computed.failures.update({int(done[row]): text for row, text in sampled.failures.items()})
         for row, text in computed.failures.items():
             _log.error("step %d: the row of slot %d fails: %s", step_id, rows.slots[row], text)
             self._slots.failures[int(rows.slots[row])] = text
             computed.done[row] = False
-            token_ids[row] = -1
         self._slots.computed_lens[rows.slots[computed.done]] = rows.context_lens[computed.done]
-        sampled_rows = token_ids >= 0
+        sampled_rows = token_ids != NO_TOKEN
         self._slots.append_tokens(rows.slots[sampled_rows], token_ids[sampled_rows])
-        return token_ids
+        if logprobs is not None:
+            has_token = sampled_rows[done]
+            logprobs = replace(logprobs, counts=logprobs.counts[has_token], ranks=logprobs.ranks[has_token])
+        return _Advanced(token_ids, logprobs, computed.prompt_logprobs)
+
+    def _sample_rows(self, slots: np.ndarray, samples: np.ndarray) -> SampleRows:
+        table = self._slots
+        return SampleRows(self._sampling, table.token_ids, slots, table.prompt_lens[slots], table.num_ids[slots], samples)
 
     def _compute(self, rows: Rows, step_id: int) -> _Computed:
         """All rows in one pass; after two failures one row after the other, so that only the cause fails. KV that a failed
@@ -191,23 +216,39 @@ class Engine:
         everyone = np.ones(len(rows.slots), dtype=np.bool_)
         for attempt in (1, 2):
             try:
-                return _Computed(everyone, self._forward(rows, step_id))
+                logits, prompt_logprobs = self._forward(rows, step_id)
+                return _Computed(everyone, logits, prompt_logprobs, _prompt_failures(prompt_logprobs))
             except Exception as error:  # noqa: BLE001 - whatever a model or a kernel raises must not end its neighbours
                 _log.warning("step %d failed, try %d: %s", step_id, attempt, _text(error), exc_info=error)
         parts, failures = [np.empty((0, self.description.model.vocab_size), dtype=np.float32)], {}
+        prompts: dict[int, PromptLogprobs] = {}
         for row in range(len(rows.slots)):
             try:
-                parts.append(self._forward(rows.only(row), step_id).copy())
+                logits, prompt_logprobs = self._forward(rows.only(row), step_id)
+                parts.append(logits.copy())
+                if prompt_logprobs is not None:
+                    prompts[row] = prompt_logprobs
             except Exception as error:  # noqa: BLE001 - as above
                 failures[row] = _text(error)
                 everyone[row] = False
-        return _Computed(everyone, np.concatenate(parts), failures)
+        prompt_logprobs = _in_one(prompts, len(rows.slots))
+        return _Computed(everyone, np.concatenate(parts), prompt_logprobs, failures | _prompt_failures(prompt_logprobs))
 
-    def _forward(self, rows: Rows, step_id: int) -> np.ndarray:
-        """Logits of every row's last position, on the host, float32 `[R, vocab]`; valid until the next call."""
-        batch = build_batch(rows, self._slots, self._kv.block_size)
+    def _forward(self, rows: Rows, step_id: int) -> tuple[np.ndarray, PromptLogprobs | None]:
+        """Logits of every row's last position, on the host, float32 `[R, vocab]`, valid until the next call; and what the prompts' own
+        tokens had."""
+        wanted = self._sampling.prompt_logprobs
+        targets = prompt_targets(rows, self._slots, wanted != OFF)
+        batch = build_batch(rows, self._slots, self._kv.block_size, targets.places)
         self._last_write_step[batch.slot_mapping.numpy() // self._kv.block_size] = step_id
-        return self._model.forward(batch, self._kv).cpu().numpy()
+        logits = self._model.forward(batch, self._kv).cpu().numpy()
+        num_rows, num_targets = len(rows.slots), len(targets.rows)
+        if not num_targets:
+            return logits, None
+        num_top = wanted[rows.slots[targets.rows]]
+        tokens = logprobs_of(logits[num_rows:], targets.token_ids, num_top, [NO_IDS] * num_targets)
+        row_counts = np.bincount(targets.rows, minlength=num_rows).astype(np.int32)
+        return logits[:num_rows], PromptLogprobs(row_counts, tokens)
 
     def _row_errors(self, batch: ScheduledBatch) -> tuple[RowError, ...]:
         failures = self._slots.failures
@@ -218,3 +259,34 @@ class Engine:
 
 def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:FAILURE_TEXT_MAX]
+
+
+def _spread(advanced: _Advanced, alive: np.ndarray) -> _Advanced:
+    """From the rows that are alive to all rows of their batch (bool `[R]`)."""
+    token_ids = np.full(len(alive), NO_TOKEN, dtype=np.int32)
+    token_ids[alive] = advanced.token_ids
+    prompt_logprobs = advanced.prompt_logprobs
+    if prompt_logprobs is not None:
+        row_counts = np.zeros(len(alive), dtype=np.int32)
+        row_counts[alive] = prompt_logprobs.row_counts
+        prompt_logprobs = replace(prompt_logprobs, row_counts=row_counts)
+    return replace(advanced, token_ids=token_ids, prompt_logprobs=prompt_logprobs)
+
+
+def _prompt_failures(prompt_logprobs: PromptLogprobs | None) -> dict[int, str]:
+    """The rows whose prompt has a log-probability that is no number: the logits were none."""
+    if prompt_logprobs is None or np.isfinite(prompt_logprobs.tokens.logprobs).all():
+        return {}
+    row_of = np.repeat(np.arange(len(prompt_logprobs.row_counts)), prompt_logprobs.row_counts)
+    entry_rows = np.repeat(row_of, prompt_logprobs.tokens.counts)
+    return {int(row): NOT_FINITE for row in np.unique(entry_rows[~np.isfinite(prompt_logprobs.tokens.logprobs)])}
+
+
+def _in_one(prompts: dict[int, PromptLogprobs], num_rows: int) -> PromptLogprobs | None:
+    """Those of passes of one row each, by row in ascending order."""
+    if not prompts:
+        return None
+    row_counts = np.zeros(num_rows, dtype=np.int32)
+    for row, prompt in prompts.items():
+        row_counts[row] = prompt.row_counts[0]
+    return PromptLogprobs(row_counts, joined_logprobs([prompt.tokens for prompt in prompts.values()]))

@@ -52,8 +52,9 @@ def build_dummy_batch(counts: np.ndarray, context_lens: np.ndarray, num_decodes:
     )
 
 
-def build_batch(rows: Rows, slots: SlotTable, block_size: int) -> Batch:
-    """The batch that computes `rows`, with the logits of every row's last position; its tensors are new. R >= 1."""
+def build_batch(rows: Rows, slots: SlotTable, block_size: int, also: np.ndarray) -> Batch:
+    """The batch that computes `rows`, with the logits of every row's last position, and behind them those of the tokens `also` of the
+    pass (int64); its tensors are new. R >= 1."""
     counts, context_lens = rows.num_scheduled_tokens, rows.context_lens
     ends = np.cumsum(counts)
     row_of = np.repeat(np.arange(len(counts)), counts)
@@ -69,5 +70,5 @@ def build_batch(rows: Rows, slots: SlotTable, block_size: int) -> Batch:
         context_lens=torch.from_numpy(context_lens.astype(np.int32)),
         block_tables=torch.from_numpy(slots.block_tables[rows.slots, :blocks_max]),
         num_decodes=rows.num_decodes,
-        logits_rows=torch.from_numpy(ends - 1),
+        logits_rows=torch.from_numpy(np.concatenate((ends - 1, also))),
     )

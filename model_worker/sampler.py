@@ -1,116 +1,118 @@
-"""From logits to one token per row. A token depends on (logits, sampling parameters, seed, output index) alone.
+"""From logits to one token per row. A token depends on (logits, sampling parameters, seed, output index, the tokens before it) alone.
 
-Greedy rows cost their share of one argmax over the batch. A sampled row is worked on by itself, in buffers that fit a core's cache, with the
-same operations on the same shapes whatever its neighbours are; that is what makes it independent of the batch.
+In vLLM's order, which docs/sampling.md tells: the rules of `model_worker.logit_rules` (allowed ids, bad words, min_tokens, bias, penalties), then
+the draw of `model_worker.draws` (temperature, top_k, top_p, min_p; vLLM v1 has min_p in front of top_k). Log-probabilities are of the
+logits before all of that (`model_worker.logprobs`).
 
-With q = exp((logit - max) / temperature) and one exponential draw e per token, the token with the least e / q is distributed as
-softmax(logits / temperature) (the Gumbel-max trick). Filters set q to zero, in this order: top_k, top_p (over what top_k left),
-min_p (relative to the likeliest token). Ties are kept: top_k keeps every logit equal to the k-th largest.
+A greedy row without rules costs its share of one argmax over the batch. Rows that need more are grouped by what they need, and worked on in
+chunks that fit a core's cache. Neither group nor chunk changes what a row gives.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from model_worker.noise import exponentials, noise_words
-from tessera.values.sampling import SamplingParams
+from model_worker.draws import Draws, Filter, Narrowed, draw_narrowed, draw_unfiltered, is_wide, narrow
+from model_worker.logit_rules import apply_rules
+from model_worker.logprobs import NO_IDS, logprobs_of, rows_per_chunk
+from model_worker.sample_rows import SampleRows
+from model_worker.sampling_table import OFF
+from tessera.values.logprobs import Logprobs
 
-_TEMPERATURE_MIN = 1e-30
-"""Below it float32 cannot divide by the temperature; nothing but the maximum has a chance long before."""
+NO_TOKEN = -1
 
-_MARGIN = 1.001
-"""Float32 ratios are off by less than 1e-4: a token further than this from the best one cannot win in float64 either."""
-
-_TOP_P_STEP = 1 / 32
-"""How fast the search for the top_p set widens, as a factor on the likelihood relative to the best token."""
+NOT_FINITE = "the model computed NaN or infinite logits"
+_NOTHING_LEFT = "allowed_token_ids, bad_words_ids, logit_bias and min_tokens leave no token of the vocabulary"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """`token_ids` int32 `[S]`, meaningless where `failures` has the row: row -> why it has no token."""
+    """`token_ids` int32 `[N]`, NO_TOKEN where a row does not sample or `failures` has it: row -> why it has no token. `logprobs` of the
+    rows that want them and have a token; None where no row does."""
 
     token_ids: np.ndarray
     failures: dict[int, str]
+    logprobs: Logprobs | None
 
 
 class Sampler:
     """Draws tokens for a model whose end-of-sequence ids are `eos_token_ids`."""
 
     def __init__(self, eos_token_ids: Sequence[int]) -> None:
-        self._eos_token_ids = tuple(eos_token_ids)
+        self._eos_token_ids = np.array(eos_token_ids, np.int64)
 
-    def sample(self, logits: np.ndarray, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> Sampled:
-        """One token per row of `logits`, float32 `[S, vocab]` on the host, overwritten where `min_tokens` masks. `output_indices[S]`
-        says which output token of its request a row draws, from 0."""
-        lowest = logits.min(axis=1)
-        token_ids = logits.argmax(axis=1).astype(np.int32)
-        highest = logits[np.arange(len(logits)), token_ids]  # a NaN is its row's minimum and maximum
-        finite = np.isfinite(lowest) & np.isfinite(highest)
-        failures = {int(row): "the model computed NaN or infinite logits" for row in np.flatnonzero(~finite)}
-        for row, (row_params, output_index) in enumerate(zip(params, output_indices, strict=True)):
-            if row in failures:
-                continue
-            if output_index < row_params.min_tokens:
-                if not self._mask_stops(logits[row], row_params.stop_token_ids):
-                    failures[row] = "min_tokens rules out every token of the vocabulary"
+    def sample(self, logits: np.ndarray, rows: SampleRows) -> Sampled:
+        """One token per row of `logits`, float32 `[N, vocab]` on the host, C-contiguous, not mutated."""
+        token_ids, best, is_finite = _scan(logits)
+        failures = {int(row): NOT_FINITE for row in np.flatnonzero(~is_finite)}
+        table, slots = rows.table, rows.slots
+        samples = rows.samples & is_finite
+        is_drawn, is_ruled = table.temperatures[slots] > 0, table.ruled[slots]
+        pending: list[tuple[np.ndarray, Narrowed]] = []
+        filters = np.where(is_drawn, Draws.of(rows).filters, Filter.NONE)
+        # Greedy or drawn, with rules or without, and one filter: what a chunk has, all its rows have.
+        groups = (filters * 2 + is_ruled) * 2 + is_drawn
+        for group in np.unique(groups[samples & (is_drawn | is_ruled)]).tolist():
+            members = np.flatnonzero(samples & (groups == group))
+            for chunk in _chunks(members, rows_per_chunk(logits.shape[1])):
+                chunk_logits, chunk_best = logits[chunk], best[chunk]
+                if group & 2:
+                    chunk, chunk_logits, chunk_best = self._ruled(chunk_logits, rows, chunk, token_ids, failures)
+                if not group & 1 or not len(chunk):
                     continue
-                token_ids[row] = logits[row].argmax()
-            if row_params.temperature > 0:
-                token_ids[row] = draw(logits[row], int(token_ids[row]), row_params, output_index)
-        return Sampled(token_ids, failures)
+                draws, by = Draws.of(rows.only(chunk)), Filter(group >> 2)
+                if by is Filter.NONE:
+                    token_ids[chunk] = draw_unfiltered(chunk_logits, chunk_best, draws)
+                    continue
+                narrowed = narrow(chunk_logits, chunk_best, draws, by)
+                if is_wide(narrowed, logits.shape[1]):
+                    token_ids[chunk] = draw_narrowed(narrowed, logits.shape[1])
+                else:
+                    pending.append((chunk, narrowed))
+        if pending:
+            chunks, parts = zip(*pending, strict=True)
+            token_ids[np.concatenate(chunks)] = draw_narrowed(Narrowed.joined(list(parts)), logits.shape[1])
+        token_ids[~samples] = NO_TOKEN
+        token_ids[list(failures)] = NO_TOKEN
+        return Sampled(token_ids, failures, _logprobs(logits, token_ids, rows))
 
-    def _mask_stops(self, row_logits: np.ndarray, stop_token_ids: tuple[int, ...]) -> bool:
-        """Rule out EOS and stop token ids, in place. False when nothing else is left."""
-        stops = {token for token in (*self._eos_token_ids, *stop_token_ids) if token < len(row_logits)}
-        row_logits[list(stops)] = -np.inf
-        return len(stops) < len(row_logits)
-
-
-def draw(logits: np.ndarray, best: int, params: SamplingParams, output_index: int) -> int:
-    """Draw from one row: `logits` float32 `[vocab]`, finite or -inf, not mutated; `best` is its argmax; temperature > 0."""
-    temperature = max(params.temperature, _TEMPERATURE_MIN)
-    likelihoods = logits - logits[best]
-    likelihoods /= np.float32(temperature)
-    np.exp(likelihoods, out=likelihoods)
-    _filter(likelihoods, logits, params)
-    words = noise_words(params.seed, output_index, len(logits))
-    # -log(1 - w) >= w: the word itself bounds its draw from below, so only tokens whose bound beats the draw of the
-    # most promising one are worth two logarithms in float64.
-    bounds = words.astype(np.float32)
-    bounds += np.float32(0.5)
-    with np.errstate(divide="ignore", over="ignore"):
-        bounds /= likelihoods
-    promising = int(bounds.argmin())
-    reach = float(exponentials(words[promising]) / likelihoods[promising]) * 2.0**32 * _MARGIN
-    contenders = np.flatnonzero(bounds <= np.float32(reach))
-    gaps = (logits[contenders].astype(np.float64) - float(logits[best])) / temperature
-    return int(contenders[np.argmin(np.log(exponentials(words[contenders])) - gaps)])
-
-
-def _filter(likelihoods: np.ndarray, logits: np.ndarray, params: SamplingParams) -> None:
-    """Zero, in place, the likelihoods (float32 `[vocab]`, 1 for the best token) that top_k, top_p and min_p rule out."""
-    if 0 < params.top_k < len(logits):
-        kth = len(logits) - params.top_k
-        likelihoods *= logits >= np.partition(logits, kth)[kth]
-    if params.top_p < 1:
-        likelihoods *= likelihoods >= _top_p_cutoff(likelihoods, params.top_p)
-    if params.min_p > 0:
-        likelihoods *= likelihoods >= np.float32(params.min_p)
+    def _ruled(
+        self, logits: np.ndarray, rows: SampleRows, chunk: np.ndarray, token_ids: np.ndarray, failures: dict[int, str]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Apply the rules to the rows `chunk`, whose `logits` are overwritten, and enter their best tokens. Returns the rows that have a
+        token left, their logits and their best ones."""
+        eos_token_ids = self._eos_token_ids[self._eos_token_ids < logits.shape[1]]
+        apply_rules(logits, rows.only(chunk), eos_token_ids)
+        token_ids[chunk] = logits.argmax(axis=1)
+        best = logits[np.arange(len(chunk)), token_ids[chunk]]
+        left = np.isfinite(best)
+        if left.all():
+            return chunk, logits, best
+        failures.update({int(row): _NOTHING_LEFT for row in chunk[~left]})
+        return chunk[left], logits[left], best[left]
 
 
-def _top_p_cutoff(likelihoods: np.ndarray, top_p: float) -> np.float32:
-    """The least likelihood in the smallest set of likeliest tokens that holds `top_p` of the mass.
+def _scan(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The first of the best tokens of each row (int32 `[N]`), its logit, and whether all of the row is finite (bool)."""
+    token_ids, best = np.empty(len(logits), np.int32), np.empty(len(logits), np.float32)
+    lowest = np.empty(len(logits), np.float32)
+    for chunk in _chunks(np.arange(len(logits)), rows_per_chunk(logits.shape[1])):
+        some = slice(int(chunk[0]), int(chunk[-1]) + 1)
+        token_ids[some] = logits[some].argmax(axis=1)
+        logits[some].min(axis=1, out=lowest[some])
+        best[some] = logits[chunk, token_ids[some]]
+    return token_ids, best, np.isfinite(lowest) & np.isfinite(best)  # a NaN is its row's minimum and maximum
 
-    Only as many tokens are sorted as are needed to reach that mass: mostly a handful, all of them for a flat distribution.
-    """
-    mass = top_p * float(likelihoods.sum(dtype=np.float64))
-    floor = np.float32(_TOP_P_STEP)
-    while True:
-        candidates = np.compress(likelihoods >= floor, likelihoods)
-        if floor == 0 or float(candidates.sum(dtype=np.float64)) >= mass:
-            break
-        floor = np.float32(floor * _TOP_P_STEP)
-    descending = np.sort(candidates)[::-1]
-    reached = int(np.searchsorted(np.cumsum(descending, dtype=np.float64), mass))
-    return np.float32(descending[min(reached, len(descending) - 1)])
+
+def _chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    for first in range(0, len(rows), size):
+        yield rows[first : first + size]
+
+
+def _logprobs(logits: np.ndarray, token_ids: np.ndarray, rows: SampleRows) -> Logprobs | None:
+    num_top = np.where(token_ids == NO_TOKEN, OFF, rows.table.logprobs[rows.slots])
+    if (num_top == OFF).all():
+        return None
+    asked = [rows.table.logprob_ids.get(slot, NO_IDS) for slot in rows.slots.tolist()]
+    return logprobs_of(logits, token_ids, num_top, asked)

@@ -8,7 +8,6 @@ import numpy as np
 from tessera.values.batch import SlotDrop, SlotEntry
 from tessera.values.model import KVGeometry
 from tessera.values.report import DroppedSlot, SlotReport
-from tessera.values.sampling import SamplingParams
 
 DROPPED_SLOTS_MAX = 4096
 """Dropped slots kept for recovery while the journal lags; beyond it the oldest are forgotten, and their KV can only be computed again."""
@@ -39,7 +38,6 @@ class SlotTable:
         self.block_tables = np.zeros((num_slots, blocks_max), dtype=np.int32)
         self.users = np.zeros(geometry.num_blocks, dtype=np.int32)
         self.host_users = np.zeros(geometry.num_host_blocks, dtype=np.int32)
-        self.sampling: dict[int, SamplingParams] = {}
         self.failures: dict[int, str] = {}
         self._request_ids: dict[int, bytes] = {}
         self._cache_salts: dict[int, str] = {}
@@ -80,7 +78,7 @@ class SlotTable:
             )
         )
         self.held[drop.slot] = self.swapped[drop.slot] = False
-        del self._request_ids[drop.slot], self._cache_salts[drop.slot], self.sampling[drop.slot]
+        del self._request_ids[drop.slot], self._cache_salts[drop.slot]
         self.failures.pop(drop.slot, None)
 
     def enter(self, entry: SlotEntry) -> None:
@@ -98,7 +96,6 @@ class SlotTable:
         self._use(slot, 1)
         self._request_ids[slot] = entry.request_id
         self._cache_salts[slot] = entry.cache_salt
-        self.sampling[slot] = entry.sampling
 
     def swap(self, slot: int, block_table: np.ndarray, *, is_out: bool) -> None:
         """Give a slot the table of its blocks in the other pool, int32 `[N]`."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from row_maker import sample_rows
 
 from model_worker.noise import exponentials, noise_words
 from model_worker.sampler import Sampler
@@ -42,7 +43,7 @@ def reference_token(logits: np.ndarray, params: SamplingParams, output_index: in
 
 
 def sample_one(logits: np.ndarray, params: SamplingParams, output_index: int = 0) -> int:
-    sampled = SAMPLER.sample(logits.copy().reshape(1, -1), [params], [output_index])
+    sampled = SAMPLER.sample(logits.reshape(1, -1), sample_rows([params], [output_index], len(logits)))
     assert not sampled.failures
     return int(sampled.token_ids[0])
 
@@ -66,7 +67,7 @@ def test_tokens_follow_the_distribution(params: SamplingParams) -> None:
     num_draws = 4000
     batch = np.repeat(logits, num_draws, axis=0)
     rows = [SamplingParams(**{**_asdict(params), "seed": seed}) for seed in range(num_draws)]
-    sampled = SAMPLER.sample(batch, rows, [3] * num_draws)
+    sampled = SAMPLER.sample(batch, sample_rows(rows, [3] * num_draws, VOCAB))
     counts = np.bincount(sampled.token_ids, minlength=VOCAB)
     assert counts[p == 0].sum() == 0
     common = p * num_draws >= 5
@@ -118,7 +119,7 @@ def test_a_large_vocabulary_gives_the_reference_s_tokens(params: SamplingParams)
 def test_neighbours_do_not_change_a_token(rows: list[tuple[SamplingParams, int]], data: st.DataObject) -> None:
     logits = some_logits(len(rows), seed=data.draw(st.integers(0, 20)))
     order = data.draw(st.permutations(range(len(rows))))
-    together = SAMPLER.sample(logits[order], [rows[i][0] for i in order], [rows[i][1] for i in order])
+    together = SAMPLER.sample(logits[order], sample_rows([rows[i][0] for i in order], [rows[i][1] for i in order], VOCAB))
     for position, row in enumerate(order):
         assert together.token_ids[position] == sample_one(logits[row], *rows[row])
 
@@ -175,13 +176,13 @@ def test_min_tokens_changes_only_its_own_row() -> None:
     logits = np.zeros((2, VOCAB), dtype=np.float32)
     logits[:, 2] = 9.0
     rows = [SamplingParams(seed=1, temperature=0.0, min_tokens=1), SamplingParams(seed=1, temperature=0.0)]
-    assert SAMPLER.sample(logits, rows, [0, 0]).token_ids.tolist() == [0, 2]
+    assert SAMPLER.sample(logits, sample_rows(rows, [0, 0], VOCAB)).token_ids.tolist() == [0, 2]
 
 
 def test_ruling_out_the_whole_vocabulary_fails_that_row() -> None:
     params = SamplingParams(seed=1, temperature=1.0, min_tokens=1, stop_token_ids=(0, 1))
     sampled = Sampler((2,)).sample(
-        np.zeros((2, 3), dtype=np.float32), [params, SamplingParams(seed=1, temperature=0.0)], [0, 0]
+        np.zeros((2, 3), dtype=np.float32), sample_rows([params, SamplingParams(seed=1, temperature=0.0)], [0, 0], 3)
     )
     assert set(sampled.failures) == {0} and "min_tokens" in sampled.failures[0]
     assert sampled.token_ids[1] == 0
@@ -192,8 +193,8 @@ def test_ruling_out_the_whole_vocabulary_fails_that_row() -> None:
 def test_a_row_without_finite_logits_fails_alone(bad: float, temperature: float) -> None:
     logits = some_logits(3)
     params = [SamplingParams(seed=row, temperature=temperature, top_p=0.9, min_tokens=1) for row in range(3)]
-    expected = SAMPLER.sample(logits.copy(), params, [0, 0, 0]).token_ids
+    expected = SAMPLER.sample(logits.copy(), sample_rows(params, [0, 0, 0], VOCAB)).token_ids
     logits[1, 17] = bad
-    sampled = SAMPLER.sample(logits, params, [0, 0, 0])
+    sampled = SAMPLER.sample(logits, sample_rows(params, [0, 0, 0], VOCAB))
     assert set(sampled.failures) == {1}
     assert sampled.token_ids[[0, 2]].tolist() == expected[[0, 2]].tolist()

@@ -11,6 +11,7 @@ import numpy as np
 
 from tessera.values.finish import Finish
 from tessera.values.identity import Epoch
+from tessera.values.logprobs import Logprobs, PromptLogprobs
 from tessera.values.sampling import SamplingParams
 
 
@@ -147,7 +148,9 @@ class ScheduledBatchOutput:
     """What one batch sampled; rows in the order of that batch, so a row belongs to the (request, attempt) the batch named.
 
     `token_counts` int32 `[R]` (0 for an unfinished prefill chunk or a failed row, 1 for a finished one, `1 + accepted drafts` for a
-    decode), `token_ids` int32 `[sum]`. `draft_counts` int32 `[R]`: drafts that each row verified; empty where no row had any.
+    decode), `token_ids` int32 `[sum]`. `draft_counts` int32 `[R]`: drafts that each row verified; empty where no row had any. `logprobs`
+    of the tokens of `token_ids`, and of the prompt tokens that the rows came past (again where a prompt is computed again); None where no
+    row wants any. Those of a row with an error mean nothing.
     """
 
     epoch: Epoch
@@ -158,3 +161,5 @@ class ScheduledBatchOutput:
     row_errors: tuple[RowError, ...] = ()
     compute_us: int = 0
     draft_counts: np.ndarray = field(default_factory=lambda: NO_DRAFTS)
+    logprobs: Logprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None

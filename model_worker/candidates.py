@@ -1,0 +1,66 @@
+"""Which tokens of a row may matter at all: found for several rows at once, so that what is dear is done for those alone.
+
+A bound here may let tokens through that a filter then rules out, never the reverse; the filter itself is exact. So it does not matter that the
+bounds depend on what rows are worked on together.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+_GROUP = 64
+"""Logits that share one maximum in the search for the k-th largest."""
+
+_GROUPS_PER_K = 4
+"""Fewer groups than this for each of the k: their maxima would bound the k-th largest too loosely."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Tokens of R rows, ascending: `token_ids` int64 and `logits` float32 `[R, C]`, on the right filled up with 0 and -inf."""
+
+    token_ids: np.ndarray
+    logits: np.ndarray
+
+
+def compact(logits: np.ndarray, chosen: np.ndarray) -> Candidates:
+    """The tokens of each row that `chosen` (bool, of the shape of `logits`, float32 `[R, vocab]`) names."""
+    num_rows, vocab_size = logits.shape
+    at = np.flatnonzero(chosen)
+    rows = at // vocab_size
+    counts = np.bincount(rows, minlength=num_rows)
+    columns = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+    token_ids = np.zeros((num_rows, max(1, int(counts.max()))), np.int64)
+    found = np.full(token_ids.shape, -np.inf, np.float32)
+    token_ids[rows, columns] = at - rows * vocab_size
+    found[rows, columns] = logits.reshape(-1)[at]
+    return Candidates(token_ids, found)
+
+
+def joined(parts: list[Candidates]) -> Candidates:
+    """The rows of all, one after the other."""
+    width = max(part.logits.shape[1] for part in parts)
+    num_rows = sum(len(part.logits) for part in parts)
+    whole = Candidates(np.zeros((num_rows, width), np.int64), np.full((num_rows, width), -np.inf, np.float32))
+    first = 0
+    for part in parts:
+        rows, columns = slice(first, first + len(part.logits)), slice(part.logits.shape[1])
+        whole.token_ids[rows, columns], whole.logits[rows, columns] = part.token_ids, part.logits
+        first = rows.stop
+    return whole
+
+
+def top_floors(logits: np.ndarray, ks: np.ndarray) -> np.ndarray:
+    """For each row, a number that at least `k` of its logits reach, k from 1 to vocab: mostly just below the k-th largest.
+
+    The k-th largest of the maxima of groups is one, since each group that reaches it has a logit that does. float32 `[R]`.
+    """
+    num_rows, vocab_size = logits.shape
+    num_groups = vocab_size // _GROUP
+    maxima = logits
+    if int(ks.max()) * _GROUPS_PER_K <= num_groups:
+        # Group g has the logits g, g + num_groups, g + 2 * num_groups...: that way they are compared whole vectors at a time.
+        maxima = logits[:, : num_groups * _GROUP].reshape(num_rows, _GROUP, num_groups).max(axis=1)
+    places = maxima.shape[1] - ks
+    floors: np.ndarray = np.partition(maxima, np.unique(places), axis=1)[np.arange(num_rows), places]
+    return floors
