@@ -4,6 +4,7 @@ A bound here may let tokens through that a filter then rules out, never the reve
 bounds depend on what rows are worked on together.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,27 +18,33 @@ _GROUPS_PER_K = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Tokens of R rows, ascending: `token_ids` int64 and `logits` float32 `[R, C]`, on the right filled up with 0 and -inf."""
+    """Some tokens of R rows, ascending: `token_ids` int64 and `logits` float32 `[R, C]`, on the right filled up with 0 and -inf."""
 
     token_ids: np.ndarray
     logits: np.ndarray
 
 
-def compact(logits: np.ndarray, chosen: np.ndarray) -> Candidates:
-    """The tokens of each row that `chosen` (bool, of the shape of `logits`, float32 `[R, vocab]`) names."""
+def compact(logits: np.ndarray, chosen: np.ndarray, width_max: int) -> tuple[np.ndarray, Candidates]:
+    """The tokens of each row that `chosen` (bool, of the shape of `logits`, float32 `[N, vocab]`) names, of the rows that have no more than
+    `width_max` of them; and the numbers of those rows, int64 `[R]`."""
     num_rows, vocab_size = logits.shape
     at = np.flatnonzero(chosen)
-    rows = at // vocab_size
-    counts = np.bincount(rows, minlength=num_rows)
+    ends = np.searchsorted(at, np.arange(1, num_rows + 1) * vocab_size)
+    counts = np.diff(ends, prepend=0)
+    kept = counts <= width_max
+    if not kept.all():
+        at, counts = at[np.repeat(kept, counts)], counts[kept]
+    rows = np.flatnonzero(kept)
+    place = np.repeat(np.arange(len(rows)), counts)
     columns = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
-    token_ids = np.zeros((num_rows, max(1, int(counts.max()))), np.int64)
+    token_ids = np.zeros((len(rows), max(1, int(counts.max(initial=0)))), np.int64)
     found = np.full(token_ids.shape, -np.inf, np.float32)
-    token_ids[rows, columns] = at - rows * vocab_size
-    found[rows, columns] = logits.reshape(-1)[at]
-    return Candidates(token_ids, found)
+    token_ids[place, columns] = at - rows[place] * vocab_size
+    found[place, columns] = logits.reshape(-1)[at]
+    return rows, Candidates(token_ids, found)
 
 
-def joined(parts: list[Candidates]) -> Candidates:
+def joined(parts: Sequence[Candidates]) -> Candidates:
     """The rows of all, one after the other."""
     width = max(part.logits.shape[1] for part in parts)
     num_rows = sum(len(part.logits) for part in parts)
@@ -61,6 +68,11 @@ def top_floors(logits: np.ndarray, ks: np.ndarray) -> np.ndarray:
     if int(ks.max()) * _GROUPS_PER_K <= num_groups:
         # Group g has the logits g, g + num_groups, g + 2 * num_groups...: that way they are compared whole vectors at a time.
         maxima = logits[:, : num_groups * _GROUP].reshape(num_rows, _GROUP, num_groups).max(axis=1)
-    places = maxima.shape[1] - ks
-    floors: np.ndarray = np.partition(maxima, np.unique(places), axis=1)[np.arange(num_rows), places]
-    return floors
+    return kth_largest(maxima, ks)
+
+
+def kth_largest(values: np.ndarray, ks: np.ndarray) -> np.ndarray:
+    """The k-th largest of each row, k from 1 to the length of a row; `[R]` of the type of `values`, which are not mutated."""
+    places = values.shape[1] - ks
+    found: np.ndarray = np.partition(values, np.unique(places), axis=1)[np.arange(len(values)), places]
+    return found

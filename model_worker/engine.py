@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 
 from model_worker.batch_check import check_batch
 from model_worker.host_pool import HostPool
@@ -76,7 +77,7 @@ class Engine:
         self._model = model
         self._kv = kv
         self._host = HostPool(kv, description.geometry.num_host_blocks)
-        self._sampler = Sampler(description.model.eos_token_ids)
+        self._sampler = Sampler(description.model.eos_token_ids, torch.get_num_threads())
         num_slots = SLOTS_PER_SEQUENCE * description.limits.max_num_seqs
         self._slots = SlotTable(num_slots, description.model.max_model_len, description.geometry)
         self._sampling = SamplingTable(num_slots, description.model.vocab_size)

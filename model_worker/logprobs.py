@@ -5,19 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from model_worker.candidates import compact, top_floors
+from model_worker.workspace import rows_per_chunk
 from tessera.values.logprobs import Logprobs
-
-CHUNK_BYTES = 2 << 20
-"""Logits that are worked on at a time: they, and what is made of them, stay in a core's cache."""
 
 NO_IDS = np.zeros(0, np.int64)
 """For tokens that no further ids are asked for with; shared and read-only."""
 NO_IDS.flags.writeable = False
-
-
-def rows_per_chunk(vocab_size: int) -> int:
-    """Rows of logits in a chunk, at least one."""
-    return max(1, CHUNK_BYTES // (4 * vocab_size))
 
 
 def logprobs_of(logits: np.ndarray, token_ids: np.ndarray, num_top: np.ndarray, asked: Sequence[np.ndarray]) -> Logprobs:
@@ -59,7 +52,8 @@ def _entries(
     num_top = np.minimum(num_top, logits.shape[1])
     likeliest = np.zeros((len(rows), 0), np.int64)
     if num_top.any():
-        candidates = compact(logits, logits >= top_floors(logits, np.maximum(num_top, 1))[:, None])
+        chosen = logits >= top_floors(logits, np.maximum(num_top, 1))[:, None]
+        _, candidates = compact(logits, chosen, logits.shape[1])
         order = np.argsort(-candidates.logits, axis=1, kind="stable")[:, : num_top.max()]
         likeliest = np.take_along_axis(candidates.token_ids, order, axis=1)
     is_top = np.arange(likeliest.shape[1]) < num_top[:, None]

@@ -9,21 +9,25 @@ chunks that fit a core's cache. Neither group nor chunk changes what a row gives
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
-from model_worker.draws import Draws, Filter, Narrowed, draw_narrowed, draw_unfiltered, is_wide, narrow
+from model_worker.draws import Draws, Filter
 from model_worker.logit_rules import apply_rules
-from model_worker.logprobs import NO_IDS, logprobs_of, rows_per_chunk
+from model_worker.logprobs import NO_IDS, logprobs_of
 from model_worker.sample_rows import SampleRows
 from model_worker.sampling_table import OFF
+from model_worker.token_draw import Narrowed, draw_narrowed, draw_whole, narrow
+from model_worker.workspace import Workspace, rows_per_chunk
 from tessera.values.logprobs import Logprobs
 
 NO_TOKEN = -1
 
 NOT_FINITE = "the model computed NaN or infinite logits"
-_NOTHING_LEFT = "allowed_token_ids, bad_words_ids, logit_bias and min_tokens leave no token of the vocabulary"
+NOTHING_LEFT = "allowed_token_ids, bad_words_ids, logit_bias and min_tokens leave no token of the vocabulary"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,61 +40,112 @@ class Sampled:
     logprobs: Logprobs | None
 
 
-class Sampler:
-    """Draws tokens for a model whose end-of-sequence ids are `eos_token_ids`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """One call: `best` float32 `[N]`, the highest logit of each row before the rules."""
 
-    def __init__(self, eos_token_ids: Sequence[int]) -> None:
+    logits: np.ndarray
+    rows: SampleRows
+    draws: Draws
+    best: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Outcome:
+    """Of the rows of a chunk, by their numbers: `token_ids` int32, NO_TOKEN where a row is in `narrowed` or has no token left."""
+
+    rows: np.ndarray
+    token_ids: np.ndarray
+    narrowed: list[Narrowed]
+    exhausted: np.ndarray
+
+
+class Sampler:
+    """Draws tokens for a model whose end-of-sequence ids are `eos_token_ids`, with up to `num_threads` threads. Called by one thread."""
+
+    def __init__(self, eos_token_ids: Sequence[int], num_threads: int = 1) -> None:
         self._eos_token_ids = np.array(eos_token_ids, np.int64)
+        self._spaces: list[Workspace] = []
+        self._num_threads = num_threads
+        self._threads = ThreadPoolExecutor(num_threads, "sampler") if num_threads > 1 else None
 
     def sample(self, logits: np.ndarray, rows: SampleRows) -> Sampled:
         """One token per row of `logits`, float32 `[N, vocab]` on the host, C-contiguous, not mutated."""
         token_ids, best, is_finite = _scan(logits)
-        failures = {int(row): NOT_FINITE for row in np.flatnonzero(~is_finite)}
-        table, slots = rows.table, rows.slots
         samples = rows.samples & is_finite
-        is_drawn, is_ruled = table.temperatures[slots] > 0, table.ruled[slots]
-        pending: list[tuple[np.ndarray, Narrowed]] = []
-        filters = np.where(is_drawn, Draws.of(rows).filters, Filter.NONE)
-        # Greedy or drawn, with rules or without, and one filter: what a chunk has, all its rows have.
-        groups = (filters * 2 + is_ruled) * 2 + is_drawn
-        for group in np.unique(groups[samples & (is_drawn | is_ruled)]).tolist():
-            members = np.flatnonzero(samples & (groups == group))
-            for chunk in _chunks(members, rows_per_chunk(logits.shape[1])):
-                chunk_logits, chunk_best = logits[chunk], best[chunk]
-                if group & 2:
-                    chunk, chunk_logits, chunk_best = self._ruled(chunk_logits, rows, chunk, token_ids, failures)
-                if not group & 1 or not len(chunk):
-                    continue
-                draws, by = Draws.of(rows.only(chunk)), Filter(group >> 2)
-                if by is Filter.NONE:
-                    token_ids[chunk] = draw_unfiltered(chunk_logits, chunk_best, draws)
-                    continue
-                narrowed = narrow(chunk_logits, chunk_best, draws, by)
-                if is_wide(narrowed, logits.shape[1]):
-                    token_ids[chunk] = draw_narrowed(narrowed, logits.shape[1])
-                else:
-                    pending.append((chunk, narrowed))
-        if pending:
-            chunks, parts = zip(*pending, strict=True)
-            token_ids[np.concatenate(chunks)] = draw_narrowed(Narrowed.joined(list(parts)), logits.shape[1])
         token_ids[~samples] = NO_TOKEN
-        token_ids[list(failures)] = NO_TOKEN
+        failures = {int(row): NOT_FINITE for row in np.flatnonzero(~is_finite)}
+        narrowed: list[Narrowed] = []
+        step = _Step(logits, rows, Draws.of(rows), best)
+        for outcome in self._outcomes(step, list(_grouped(step, samples))):
+            token_ids[outcome.rows] = outcome.token_ids
+            narrowed += outcome.narrowed
+            failures.update({int(row): NOTHING_LEFT for row in outcome.exhausted})
+        if narrowed:
+            together = Narrowed.joined(narrowed)
+            token_ids[together.rows] = draw_narrowed(together)
         return Sampled(token_ids, failures, _logprobs(logits, token_ids, rows))
 
-    def _ruled(
-        self, logits: np.ndarray, rows: SampleRows, chunk: np.ndarray, token_ids: np.ndarray, failures: dict[int, str]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Apply the rules to the rows `chunk`, whose `logits` are overwritten, and enter their best tokens. Returns the rows that have a
-        token left, their logits and their best ones."""
-        eos_token_ids = self._eos_token_ids[self._eos_token_ids < logits.shape[1]]
-        apply_rules(logits, rows.only(chunk), eos_token_ids)
-        token_ids[chunk] = logits.argmax(axis=1)
-        best = logits[np.arange(len(chunk)), token_ids[chunk]]
-        left = np.isfinite(best)
-        if left.all():
-            return chunk, logits, best
-        failures.update({int(row): _NOTHING_LEFT for row in chunk[~left]})
-        return chunk[left], logits[left], best[left]
+    def _outcomes(self, step: _Step, chunks: "list[tuple[_Kind, np.ndarray]]") -> list[_Outcome]:
+        """Of all chunks, which the threads deal with in turn."""
+        vocab_size, num_shares = step.logits.shape[1], min(self._num_threads, len(chunks))
+        if self._spaces and self._spaces[0].vocab_size != vocab_size:
+            self._spaces.clear()
+        self._spaces += [Workspace(vocab_size) for _ in range(num_shares - len(self._spaces))]
+
+        def share(first: int) -> list[_Outcome]:
+            return [self._work(step, kind, chunk, self._spaces[first]) for kind, chunk in chunks[first::num_shares]]
+
+        shares = map(share, range(num_shares)) if self._threads is None else self._threads.map(share, range(num_shares))
+        return list(chain.from_iterable(shares))
+
+    def _work(self, step: _Step, kind: "_Kind", chunk: np.ndarray, space: Workspace) -> _Outcome:
+        """Whatever the rows `chunk` need, all of one kind."""
+        logits, best = np.take(step.logits, chunk, axis=0, out=space.logits[: len(chunk)], mode="clip"), step.best[chunk]
+        token_ids = np.full(len(chunk), NO_TOKEN, np.int32)
+        left = np.arange(len(chunk))
+        if kind.is_ruled:
+            eos_token_ids = self._eos_token_ids[self._eos_token_ids < logits.shape[1]]
+            apply_rules(logits, step.rows.only(chunk), eos_token_ids)
+            token_ids = logits.argmax(axis=1).astype(np.int32)
+            best = logits[left, token_ids]
+            left = np.flatnonzero(np.isfinite(best))
+            token_ids[~np.isfinite(best)] = NO_TOKEN
+        exhausted = np.setdiff1d(chunk, chunk[left])
+        if not kind.is_drawn or not len(left):
+            return _Outcome(chunk, token_ids, [], exhausted)
+        if len(left) < len(chunk):
+            logits, best = logits[left], best[left]
+        parts: list[Narrowed] = []
+        whole, draws = np.ones(len(left), np.bool_), step.draws.only(chunk[left])
+        if kind.filter is not Filter.NONE:
+            parts = narrow(logits, best, draws, kind.filter, space)
+            for part in parts:
+                whole[part.rows] = False
+        if whole.all():
+            token_ids[left] = draw_whole(logits, best, draws, space)
+        elif whole.any():
+            token_ids[left[whole]] = draw_whole(logits[whole], best[whole], draws.only(whole), space)
+        return _Outcome(chunk, token_ids, [replace(part, rows=chunk[left][part.rows]) for part in parts], exhausted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the rows of a chunk have in common."""
+
+    is_ruled: bool
+    is_drawn: bool
+    filter: Filter
+
+
+def _grouped(step: _Step, samples: np.ndarray) -> Iterator[tuple[_Kind, np.ndarray]]:
+    """The rows that sample (bool `[N]`) and are not done with their best token, in chunks of one kind."""
+    table, slots = step.rows.table, step.rows.slots
+    is_drawn, is_ruled = table.temperatures[slots] > 0, table.ruled[slots]
+    kinds = (np.where(is_drawn, step.draws.filters, Filter.NONE) * 2 + is_ruled) * 2 + is_drawn
+    for kind in np.unique(kinds[samples & (is_drawn | is_ruled)]).tolist():
+        for chunk in _chunks(np.flatnonzero(samples & (kinds == kind)), rows_per_chunk(step.logits.shape[1])):
+            yield _Kind(bool(kind & 2), bool(kind & 1), Filter(kind >> 2)), chunk
 
 
 def _scan(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,0 +1,194 @@
+"""Draws one token for each of several rows. What a row gives does not depend on the rows beside it, bit for bit.
+
+With q = exp((logit - best) / temperature) and one exponential draw e per token, the token with the least e / q is distributed as
+softmax(logits / temperature) (the Gumbel-max trick). Filters set q to zero, in this order: top_k, top_p (over what top_k left),
+min_p (relative to the likeliest token). Ties are kept: top_k keeps every logit equal to the k-th largest.
+
+A row whose filters leave few tokens is narrowed to candidates by a bound first (`narrow`), and only they are filtered exactly and get noise.
+All others need the noise of the whole vocabulary, which is most of their price (`draw_whole`).
+
+Every operation is by element, or along one row: a maximum, a sort, a running sum in float64, a sum of one row by itself.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from model_worker.candidates import Candidates, compact, joined, kth_largest, top_floors
+from model_worker.draws import Draws, Filter
+from model_worker.noise import exponentials, noise_words, words_at
+from model_worker.workspace import Workspace
+
+_MARGIN = 1.001
+"""Float32 ratios are off by less than 1e-4: a token further than this from the best one cannot win in float64 either."""
+
+_TOP_P_FLOORS = (2.0**-5, 2.0**-10, 2.0**-15)
+"""The top_p set is looked for among the tokens that are as likely as this, relative to the best one; last, among all."""
+
+_FEW = 64
+"""Noise token by token costs less than that of the whole vocabulary where fewer than one in this many tokens needs any."""
+
+_LOWEST = np.finfo(np.float32).min
+"""Above what a rule has ruled out."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Narrowed:
+    """Candidates of R of the rows that were worked on together: `rows` int64 `[R]` their numbers there, `best` float32 `[R]` their highest
+    logits, `masses` float64 `[R]` the sum of all their likelihoods where top_p needs it, else 0."""
+
+    rows: np.ndarray
+    draws: Draws
+    best: np.ndarray
+    candidates: Candidates
+    masses: np.ndarray
+
+    @classmethod
+    def joined(cls, parts: "list[Narrowed]") -> "Narrowed":
+        """All, one after the other."""
+        return cls(
+            np.concatenate([part.rows for part in parts]),
+            Draws.joined([part.draws for part in parts]),
+            np.concatenate([part.best for part in parts]),
+            joined([part.candidates for part in parts]),
+            np.concatenate([part.masses for part in parts]),
+        )
+
+
+def narrow(logits: np.ndarray, best: np.ndarray, draws: Draws, by: Filter, space: Workspace) -> list[Narrowed]:
+    """The tokens that the filters of each row of `logits`, float32 `[R, vocab]`, may leave; `by` is one filter that all rows have. Rows that
+    are left out keep too many. Nothing is mutated."""
+    if by is Filter.TOP_P:
+        return _narrow_by_top_p(logits, best, draws, space)
+    if by is Filter.TOP_K:
+        floors = np.maximum(top_floors(logits, draws.top_ks), _LOWEST)
+    else:
+        # A little too low, for what float32 rounds off: q >= min_p where logit - best >= temperature * log(min_p).
+        gaps = draws.temperatures * (np.log(draws.min_ps) * (1 + 1e-5) - 1e-5)
+        floors = np.maximum(best + gaps - 1e-6 * (np.abs(best) + np.abs(gaps)), _LOWEST).astype(np.float32)
+    chosen = np.greater_equal(logits, floors[:, None], out=space.chosen[: len(logits)])
+    rows, candidates = compact(logits, chosen, logits.shape[1] // _FEW)
+    return [Narrowed(rows, draws.only(rows), best[rows], candidates, np.zeros(len(rows)))]
+
+
+def draw_narrowed(narrowed: Narrowed) -> np.ndarray:
+    """The token of each row, int32 `[R]`."""
+    draws, candidates, rows = narrowed.draws, narrowed.candidates, np.arange(len(narrowed.rows))
+    likelihoods = _likelihoods(candidates.logits, narrowed.best, draws.temperatures, np.empty_like(candidates.logits))
+    if (draws.top_ks > 0).any():
+        width = likelihoods.shape[1]
+        kth = kth_largest(candidates.logits, np.clip(draws.top_ks, 1, width))
+        likelihoods *= candidates.logits >= np.where(draws.top_ks > 0, kth, _LOWEST)[:, None]
+    if (draws.top_ps < 1).any():
+        descending, running = _running(likelihoods)
+        masses = draws.top_ps * np.where(draws.top_ks > 0, running[:, -1], narrowed.masses)
+        reached = np.minimum((running < masses[:, None]).sum(axis=1), likelihoods.shape[1] - 1)
+        likelihoods *= likelihoods >= np.where(draws.top_ps < 1, descending[rows, reached], 0)[:, None]
+    likelihoods *= likelihoods >= draws.min_ps.astype(np.float32)[:, None]
+    words = words_at(draws.seeds, draws.output_indices, candidates.token_ids)
+    columns = _winners(likelihoods, words, candidates.logits, narrowed.best, draws.temperatures, words.astype(np.float32))
+    tokens: np.ndarray = candidates.token_ids[rows, columns].astype(np.int32)
+    return tokens
+
+
+def draw_whole(logits: np.ndarray, best: np.ndarray, draws: Draws, space: Workspace) -> np.ndarray:
+    """The token of each row, int32 `[R]`; as for `narrow`, whatever the filters are."""
+    num_rows, vocab_size = logits.shape
+    likelihoods = _likelihoods(logits, best, draws.temperatures, space.likelihoods[:num_rows])
+    with_k = draws.top_ks > 0
+    if with_k.any():
+        kth = kth_largest(logits, np.clip(draws.top_ks, 1, vocab_size))
+        likelihoods *= logits >= np.where(with_k, kth, _LOWEST)[:, None]
+    if (draws.top_ps < 1).any():
+        cutoffs = np.zeros(num_rows, np.float32)
+        for row in np.flatnonzero(draws.top_ps < 1).tolist():
+            cutoffs[row] = _top_p_cutoff(likelihoods[row], float(draws.top_ps[row]), is_total_running=bool(with_k[row]))
+        likelihoods *= likelihoods >= cutoffs[:, None]
+    if (draws.min_ps > 0).any():
+        likelihoods *= likelihoods >= draws.min_ps.astype(np.float32)[:, None]
+    words = space.words[:num_rows]
+    for row, (seed, output_index) in enumerate(zip(draws.seeds.tolist(), draws.output_indices.tolist(), strict=True)):
+        words[row] = noise_words(seed, output_index, vocab_size)
+    bounds = space.bounds[:num_rows]
+    np.copyto(bounds, words, casting="same_kind")
+    tokens: np.ndarray = _winners(likelihoods, words, logits, best, draws.temperatures, bounds).astype(np.int32)
+    return tokens
+
+
+def _narrow_by_top_p(logits: np.ndarray, best: np.ndarray, draws: Draws, space: Workspace) -> list[Narrowed]:
+    likelihoods = _likelihoods(logits, best, draws.temperatures, space.likelihoods[: len(logits)])
+    masses = np.add.reduce(likelihoods, axis=1, dtype=np.float64)
+    left, parts = np.arange(len(logits)), []
+    for floor in _TOP_P_FLOORS:
+        some = slice(None) if len(left) == len(logits) else left
+        chosen = np.greater_equal(likelihoods[some], np.float32(floor), out=space.chosen[: len(left)])
+        rows, candidates = compact(logits[some], chosen, logits.shape[1] // _FEW)
+        rows = left[rows]
+        found = _likelihoods(candidates.logits, best[rows], draws.temperatures[rows], np.empty_like(candidates.logits))
+        reached = _running(found)[1][:, -1] >= draws.top_ps[rows] * masses[rows]
+        if reached.any():
+            done, kept = rows[reached], Candidates(candidates.token_ids[reached], candidates.logits[reached])
+            parts.append(Narrowed(done, draws.only(done), best[done], kept, masses[done]))
+        left = rows[~reached]
+        if not len(left):
+            break
+    return parts
+
+
+def _top_p_cutoff(likelihoods: np.ndarray, top_p: float, *, is_total_running: bool) -> np.float32:
+    """The least likelihood, of float32 `[vocab]`, in the smallest set of likeliest tokens that holds `top_p` of the mass, whose sum is a
+    running one from the likeliest down where said."""
+    total = np.add.reduce(likelihoods, dtype=np.float64)
+    for floor in (0,) if is_total_running else (_TOP_P_FLOORS[1], 0):
+        descending, running = _running(likelihoods[None, likelihoods > floor])
+        mass = top_p * (running[0, -1] if is_total_running else total)
+        if running[0, -1] >= mass:
+            break
+    reached = int(np.searchsorted(running[0], mass))
+    return np.float32(descending[0, reached] if reached < running.shape[1] else 0)
+
+
+def _likelihoods(logits: np.ndarray, best: np.ndarray, temperatures: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """q, float32 of the shape of `logits`: 1 for the best token."""
+    np.subtract(logits, best[:, None], out=out)
+    if (temperatures != 1).any():
+        out /= temperatures.astype(np.float32)[:, None]
+    np.exp(out, out=out)
+    return out
+
+
+def _running(likelihoods: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each row from the likeliest down, and its running sums from the left, float64: the same whatever zeros the row is filled up with."""
+    descending = -np.sort(-likelihoods, axis=1)
+    return descending, np.cumsum(descending, axis=1, dtype=np.float64)
+
+
+def _winners(
+    likelihoods: np.ndarray,
+    words: np.ndarray,
+    logits: np.ndarray,
+    best: np.ndarray,
+    temperatures: np.ndarray,
+    bounds: np.ndarray,
+) -> np.ndarray:
+    """The column with the least e / q in each row, the first of equals; int64 `[R]`. All `[R, C]`: `words` uint32, `bounds` the same as
+    float32, overwritten.
+
+    -log(1 - w) >= w: the word itself bounds its draw from below, so only tokens whose bound beats the draw of the most promising one are
+    worth two logarithms in float64.
+    """
+    rows = np.arange(len(likelihoods))
+    bounds += np.float32(0.5)
+    with np.errstate(divide="ignore", over="ignore"):
+        bounds /= likelihoods
+    promising = bounds.argmin(axis=1)
+    reach = exponentials(words[rows, promising]) / likelihoods[rows, promising] * (2.0**32 * _MARGIN)
+    contenders = np.flatnonzero(bounds <= reach.astype(np.float32)[:, None])
+    ends = np.searchsorted(contenders, np.arange(1, len(rows) + 1) * likelihoods.shape[1])
+    counts = np.diff(ends, prepend=0)
+    row_of = np.repeat(rows, counts)
+    gaps = (logits.reshape(-1)[contenders].astype(np.float64) - best[row_of]) / temperatures[row_of]
+    scores = np.log(exponentials(words.reshape(-1)[contenders])) - gaps
+    is_least = np.flatnonzero(scores == np.repeat(np.minimum.reduceat(scores, ends - counts), counts))
+    winners: np.ndarray = contenders[is_least[np.searchsorted(row_of[is_least], rows)]] - rows * likelihoods.shape[1]
+    return winners
