@@ -25,6 +25,9 @@ _MARGIN = 1.001
 _TOP_P_FLOORS = (2.0**-5, 2.0**-10, 2.0**-15)
 """The top_p set is looked for among the tokens that are as likely as this, relative to the best one; last, among all."""
 
+_WHOLE_TOP_P_FLOORS = (2.0**-8, 2.0**-10, 2.0**-12, 2.0**-14, 2.0**-17, 2.0**-20, 0.0)
+"""The same for a row that leaves many tokens: the fewer, the less there is to sort."""
+
 _FEW = 64
 """Noise token by token costs less than that of the whole vocabulary where fewer than one in this many tokens needs any."""
 
@@ -139,8 +142,11 @@ def _top_p_cutoff(likelihoods: np.ndarray, top_p: float, *, is_total_running: bo
     """The least likelihood, of float32 `[vocab]`, in the smallest set of likeliest tokens that holds `top_p` of the mass, whose sum is a
     running one from the likeliest down where said."""
     total = np.add.reduce(likelihoods, dtype=np.float64)
-    for floor in (0,) if is_total_running else (_TOP_P_FLOORS[1], 0):
-        descending, running = _running(likelihoods[None, likelihoods > floor])
+    for floor in (0.0,) if is_total_running else _WHOLE_TOP_P_FLOORS:
+        some = np.compress(likelihoods > np.float32(floor), likelihoods)
+        if floor > 0 and np.add.reduce(some, dtype=np.float64) < top_p * total:
+            continue
+        descending, running = _running(some[None])
         mass = top_p * (running[0, -1] if is_total_running else total)
         if running[0, -1] >= mass:
             break
