@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from model_worker.noise import exponentials, noise_words
+from model_worker.noise import exponentials, noise_words, words_at
 
 MASK = 2**64 - 1
 
@@ -62,3 +62,13 @@ def test_draws_are_exponential() -> None:
     counts, _ = np.histogram(draws, edges)
     chi_square = ((counts - 5000.0) ** 2 / 5000).sum()
     assert chi_square < 43.8  # 19 degrees of freedom, p = 0.001; the seeds are fixed, so this never flickers
+
+
+def test_words_of_single_tokens_are_those_of_the_whole_row() -> None:
+    seeds, indices = [0, 1, 2**63 - 1, 12345], [0, 2**20, 7, 2**32 + 5]
+    token_ids = np.random.default_rng(0).integers(0, 130_000, (4, 40))
+    token_ids[:, :9] = np.arange(9)
+    words = words_at(np.array(seeds, np.uint64), np.array(indices, np.uint64), token_ids)
+    assert words.dtype == np.uint32
+    for row in range(4):
+        assert words[row].tolist() == noise_words(seeds[row], indices[row], 130_000)[token_ids[row]].tolist()
