@@ -113,6 +113,10 @@ bench-control: setup ## Measure what the scheduler costs, against its budgets an
 bench-invariant: setup ## Measure what the batch-invariant mode costs (minutes; ARGS=--help; ends with a JSON line)
 	@$(BIN)/python tests/benchmarks/invariant.py $(ARGS)
 
+.PHONY: bench-sampling
+bench-sampling: setup ## Measure what sampling costs per step, 256 rows of 128,000 ids (two minutes; ARGS=--help)
+	@$(BIN)/python tests/benchmarks/sampling.py $(ARGS)
+
 .PHONY: soak-blocks
 soak-blocks: setup ## Move a million blocks about at random and check after each (minutes; seeds on stderr; ARGS='--first-seed N --lives 1')
 	@$(BIN)/python tests/kv_manager/soak_block_pool.py $(ARGS)

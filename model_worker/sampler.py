@@ -101,32 +101,39 @@ class Sampler:
 
     def _work(self, step: _Step, kind: "_Kind", chunk: np.ndarray, space: Workspace) -> _Outcome:
         """Whatever the rows `chunk` need, all of one kind."""
-        logits, best = np.take(step.logits, chunk, axis=0, out=space.logits[: len(chunk)], mode="clip"), step.best[chunk]
-        token_ids = np.full(len(chunk), NO_TOKEN, np.int32)
-        left = np.arange(len(chunk))
+        logits, best = _taken(step.logits, chunk, space.logits, is_changed=kind.is_ruled), step.best[chunk]
+        token_ids, has_token = np.full(len(chunk), NO_TOKEN, np.int32), np.ones(len(chunk), np.bool_)
         if kind.is_ruled:
             eos_token_ids = self._eos_token_ids[self._eos_token_ids < logits.shape[1]]
             apply_rules(logits, step.rows.only(chunk), eos_token_ids)
             token_ids = logits.argmax(axis=1).astype(np.int32)
-            best = logits[left, token_ids]
-            left = np.flatnonzero(np.isfinite(best))
-            token_ids[~np.isfinite(best)] = NO_TOKEN
-        exhausted = np.setdiff1d(chunk, chunk[left])
-        if not kind.is_drawn or not len(left):
-            return _Outcome(chunk, token_ids, [], exhausted)
-        if len(left) < len(chunk):
-            logits, best = logits[left], best[left]
-        parts: list[Narrowed] = []
-        whole, draws = np.ones(len(left), np.bool_), step.draws.only(chunk[left])
-        if kind.filter is not Filter.NONE:
-            parts = narrow(logits, best, draws, kind.filter, space)
-            for part in parts:
-                whole[part.rows] = False
-        if whole.all():
-            token_ids[left] = draw_whole(logits, best, draws, space)
-        elif whole.any():
-            token_ids[left[whole]] = draw_whole(logits[whole], best[whole], draws.only(whole), space)
-        return _Outcome(chunk, token_ids, [replace(part, rows=chunk[left][part.rows]) for part in parts], exhausted)
+            best = logits[np.arange(len(chunk)), token_ids]
+            has_token = np.isfinite(best)
+            token_ids[~has_token] = NO_TOKEN
+        narrowed: list[Narrowed] = []
+        if kind.is_drawn and has_token.all():
+            token_ids, narrowed = _drawn(logits, best, step.draws.only(chunk), kind.filter, space)
+        elif kind.is_drawn and has_token.any():
+            left = np.flatnonzero(has_token)
+            token_ids[left], parts = _drawn(logits[left], best[left], step.draws.only(chunk[left]), kind.filter, space)
+            narrowed = [replace(part, rows=left[part.rows]) for part in parts]
+        return _Outcome(chunk, token_ids, [replace(part, rows=chunk[part.rows]) for part in narrowed], chunk[~has_token])
+
+
+def _drawn(
+    logits: np.ndarray, best: np.ndarray, draws: Draws, by: Filter, space: Workspace
+) -> tuple[np.ndarray, list[Narrowed]]:
+    """The tokens of rows with one filter, int32 `[R]`; NO_TOKEN for those that are left few candidates, which are in the second part."""
+    if by is Filter.NONE:
+        return draw_whole(logits, best, draws, space), []
+    narrowed, is_whole = narrow(logits, best, draws, by, space), np.ones(len(logits), np.bool_)
+    for part in narrowed:
+        is_whole[part.rows] = False
+    token_ids = np.full(len(logits), NO_TOKEN, np.int32)
+    whole = np.flatnonzero(is_whole)
+    if len(whole):
+        token_ids[whole] = draw_whole(logits[whole], best[whole], draws.only(whole), space)
+    return token_ids, narrowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +170,13 @@ def _scan(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
     for first in range(0, len(rows), size):
         yield rows[first : first + size]
+
+
+def _taken(logits: np.ndarray, rows: np.ndarray, buffer: np.ndarray, *, is_changed: bool) -> np.ndarray:
+    """Some rows of the logits, by ascending numbers: in `buffer` unless they lie together and will not be changed."""
+    if rows[-1] - rows[0] == len(rows) - 1 and not is_changed:
+        return logits[rows[0] : rows[-1] + 1]
+    return np.take(logits, rows, axis=0, out=buffer[: len(rows)], mode="clip")
 
 
 def _logprobs(logits: np.ndarray, token_ids: np.ndarray, rows: SampleRows) -> Logprobs | None:

@@ -16,11 +16,9 @@ import numpy as np
 
 from model_worker.candidates import Candidates, compact, joined, kth_largest, top_floors
 from model_worker.draws import Draws, Filter
-from model_worker.noise import exponentials, noise_words, words_at
-from model_worker.workspace import Workspace
-
-_MARGIN = 1.001
-"""Float32 ratios are off by less than 1e-4: a token further than this from the best one cannot win in float64 either."""
+from model_worker.noise import noise_words, words_at
+from model_worker.race import contenders, winners
+from model_worker.workspace import Workspace, rows_per_group
 
 _TOP_P_FLOORS = (2.0**-5, 2.0**-10, 2.0**-15)
 """The top_p set is looked for among the tokens that are as likely as this, relative to the best one; last, among all."""
@@ -89,7 +87,8 @@ def draw_narrowed(narrowed: Narrowed) -> np.ndarray:
         likelihoods *= likelihoods >= np.where(draws.top_ps < 1, descending[rows, reached], 0)[:, None]
     likelihoods *= likelihoods >= draws.min_ps.astype(np.float32)[:, None]
     words = words_at(draws.seeds, draws.output_indices, candidates.token_ids)
-    columns = _winners(likelihoods, words, candidates.logits, narrowed.best, draws.temperatures, words.astype(np.float32))
+    parts = [contenders(likelihoods, words, candidates.logits, np.empty_like(likelihoods))]
+    columns = winners(parts, narrowed.best, draws.temperatures)
     tokens: np.ndarray = candidates.token_ids[rows, columns].astype(np.int32)
     return tokens
 
@@ -97,25 +96,34 @@ def draw_narrowed(narrowed: Narrowed) -> np.ndarray:
 def draw_whole(logits: np.ndarray, best: np.ndarray, draws: Draws, space: Workspace) -> np.ndarray:
     """The token of each row, int32 `[R]`; as for `narrow`, whatever the filters are."""
     num_rows, vocab_size = logits.shape
-    likelihoods = _likelihoods(logits, best, draws.temperatures, space.likelihoods[:num_rows])
+    is_filtered = (draws.filters != Filter.NONE).any()
+    seeds, output_indices = draws.seeds.tolist(), draws.output_indices.tolist()
+    parts, step = [], rows_per_group(vocab_size)
+    for first in range(0, num_rows, step):
+        rows = slice(first, min(first + step, num_rows))
+        size = rows.stop - first
+        likelihoods = _likelihoods(logits[rows], best[rows], draws.temperatures[rows], space.likelihoods[:size])
+        if is_filtered:
+            _filter_whole(likelihoods, logits[rows], draws.only(np.arange(first, rows.stop)))
+        for row in range(size):
+            space.words[row] = noise_words(seeds[first + row], output_indices[first + row], vocab_size)
+        parts.append(contenders(likelihoods, space.words[:size], logits[rows], space.bounds[:size]))
+    tokens: np.ndarray = winners(parts, best, draws.temperatures).astype(np.int32)
+    return tokens
+
+
+def _filter_whole(likelihoods: np.ndarray, logits: np.ndarray, draws: Draws) -> None:
+    """Zero, in place, the likelihoods, float32 `[R, vocab]`, that the filters rule out."""
     with_k = draws.top_ks > 0
     if with_k.any():
-        kth = kth_largest(logits, np.clip(draws.top_ks, 1, vocab_size))
+        kth = kth_largest(logits, np.clip(draws.top_ks, 1, logits.shape[1]))
         likelihoods *= logits >= np.where(with_k, kth, _LOWEST)[:, None]
     if (draws.top_ps < 1).any():
-        cutoffs = np.zeros(num_rows, np.float32)
+        cutoffs = np.zeros(len(logits), np.float32)
         for row in np.flatnonzero(draws.top_ps < 1).tolist():
             cutoffs[row] = _top_p_cutoff(likelihoods[row], float(draws.top_ps[row]), is_total_running=bool(with_k[row]))
         likelihoods *= likelihoods >= cutoffs[:, None]
-    if (draws.min_ps > 0).any():
-        likelihoods *= likelihoods >= draws.min_ps.astype(np.float32)[:, None]
-    words = space.words[:num_rows]
-    for row, (seed, output_index) in enumerate(zip(draws.seeds.tolist(), draws.output_indices.tolist(), strict=True)):
-        words[row] = noise_words(seed, output_index, vocab_size)
-    bounds = space.bounds[:num_rows]
-    np.copyto(bounds, words, casting="same_kind")
-    tokens: np.ndarray = _winners(likelihoods, words, logits, best, draws.temperatures, bounds).astype(np.int32)
-    return tokens
+    likelihoods *= likelihoods >= draws.min_ps.astype(np.float32)[:, None]
 
 
 def _narrow_by_top_p(logits: np.ndarray, best: np.ndarray, draws: Draws, space: Workspace) -> list[Narrowed]:
@@ -167,34 +175,3 @@ def _running(likelihoods: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Each row from the likeliest down, and its running sums from the left, float64: the same whatever zeros the row is filled up with."""
     descending = -np.sort(-likelihoods, axis=1)
     return descending, np.cumsum(descending, axis=1, dtype=np.float64)
-
-
-def _winners(
-    likelihoods: np.ndarray,
-    words: np.ndarray,
-    logits: np.ndarray,
-    best: np.ndarray,
-    temperatures: np.ndarray,
-    bounds: np.ndarray,
-) -> np.ndarray:
-    """The column with the least e / q in each row, the first of equals; int64 `[R]`. All `[R, C]`: `words` uint32, `bounds` the same as
-    float32, overwritten.
-
-    -log(1 - w) >= w: the word itself bounds its draw from below, so only tokens whose bound beats the draw of the most promising one are
-    worth two logarithms in float64.
-    """
-    rows = np.arange(len(likelihoods))
-    bounds += np.float32(0.5)
-    with np.errstate(divide="ignore", over="ignore"):
-        bounds /= likelihoods
-    promising = bounds.argmin(axis=1)
-    reach = exponentials(words[rows, promising]) / likelihoods[rows, promising] * (2.0**32 * _MARGIN)
-    contenders = np.flatnonzero(bounds <= reach.astype(np.float32)[:, None])
-    ends = np.searchsorted(contenders, np.arange(1, len(rows) + 1) * likelihoods.shape[1])
-    counts = np.diff(ends, prepend=0)
-    row_of = np.repeat(rows, counts)
-    gaps = (logits.reshape(-1)[contenders].astype(np.float64) - best[row_of]) / temperatures[row_of]
-    scores = np.log(exponentials(words.reshape(-1)[contenders])) - gaps
-    is_least = np.flatnonzero(scores == np.repeat(np.minimum.reduceat(scores, ends - counts), counts))
-    winners: np.ndarray = contenders[is_least[np.searchsorted(row_of[is_least], rows)]] - rows * likelihoods.shape[1]
-    return winners
