@@ -58,9 +58,9 @@ def _bad_words(rows: SampleRows, using: list[int], vocab_size: int) -> np.ndarra
     width = int((prefixes != NO_ID).sum(axis=1).max())
     prefixes = prefixes[:, prefixes.shape[1] - width :]
     positions = rows.history_lens[:, None] + np.arange(-width, 0)
-    # In front of the output lies nothing that a word could begin with: no id is NO_ID - 1.
+    # In front of the output lies nothing that a word could begin with.
     is_output = positions >= rows.prompt_lens[:, None]
-    ends = np.where(is_output, rows.token_ids[rows.slots[:, None], np.maximum(positions, 0)], NO_ID - 1)
+    ends = np.where(is_output, rows.token_ids[rows.slots[:, None], np.maximum(positions, 0)], NO_ID)
     matches = ((prefixes == NO_ID) | (prefixes == ends[word_rows])).all(axis=1)
     last = np.concatenate([word.last for word in words])
     places: np.ndarray = word_rows[matches] * vocab_size + last[matches]

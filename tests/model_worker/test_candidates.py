@@ -3,8 +3,13 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from row_maker import sample_rows
 
 from model_worker.candidates import compact, joined, top_floors
+from model_worker.draws import Draws, Filter
+from model_worker.token_draw import narrow
+from model_worker.workspace import Workspace
+from tessera.values.sampling import SamplingParams
 
 
 @settings(max_examples=80, deadline=None)
@@ -44,3 +49,29 @@ def test_joined_rows_are_those_of_the_parts() -> None:
     whole = joined(parts)
     assert whole.token_ids.tolist() == [[0] * 4, [2, 3, 0, 0], [3, 0, 0, 0], [0, 1, 2, 3]]
     assert np.isfinite(whole.logits).sum(axis=1).tolist() == [0, 2, 1, 4]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    scale=st.sampled_from([0.01, 1.0, 30.0]),
+    offset=st.sampled_from([0.0, 1e4]),
+    temperature=st.sampled_from([0.01, 0.7, 1.0, 100.0]),
+    place=st.integers(0, 63),
+)
+def test_a_token_at_the_edge_of_min_p_is_a_candidate(
+    seed: int, scale: float, offset: float, temperature: float, place: int
+) -> None:
+    """min_p is exactly the likelihood of the token, as float32 has it: the filter keeps it, so the bound must."""
+    logits = np.random.default_rng(seed).normal(size=(1, 6400)).astype(np.float32) * np.float32(scale) + np.float32(offset)
+    best = logits.max(axis=1)
+    likelihoods = np.exp((logits[0] - best[0]) / np.float32(temperature))
+    edge = np.argsort(-likelihoods)[place]
+    if likelihoods[edge] == 0:
+        return
+    row = sample_rows([SamplingParams(seed=0, temperature=temperature, min_p=float(likelihoods[edge]))], [0], 6400)
+    parts = narrow(logits, best, Draws.of(row), Filter.MIN_P, Workspace(6400))
+    kept = parts[0].candidates.token_ids[0].tolist() if len(parts[0].rows) else range(6400)
+    assert edge in kept and len(kept) <= 6400
+    if scale >= 1 and temperature <= 1 and offset == 0:
+        assert len(kept) <= place + 2, "and the bound is close"
