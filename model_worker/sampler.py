@@ -1,11 +1,11 @@
 """From logits to one token per row. A token depends on (logits, sampling parameters, seed, output index, the tokens before it) alone.
 
 In vLLM's order, which docs/sampling.md tells: the rules of `model_worker.logit_rules` (allowed ids, bad words, min_tokens, bias, penalties), then
-the draw of `model_worker.draws` (temperature, top_k, top_p, min_p; vLLM v1 has min_p in front of top_k). Log-probabilities are of the
+the draw of `model_worker.token_draw` (temperature, top_k, top_p, min_p; vLLM v1 has min_p in front of top_k). Log-probabilities are of the
 logits before all of that (`model_worker.logprobs`).
 
 A greedy row without rules costs its share of one argmax over the batch. Rows that need more are grouped by what they need, and worked on in
-chunks that fit a core's cache. Neither group nor chunk changes what a row gives.
+chunks that fit a core's cache, by several threads. Neither group nor chunk nor thread changes what a row gives.
 """
 
 from collections.abc import Iterator, Sequence
@@ -96,7 +96,8 @@ class Sampler:
         def share(first: int) -> list[_Outcome]:
             return [self._work(step, kind, chunk, self._spaces[first]) for kind, chunk in chunks[first::num_shares]]
 
-        shares = map(share, range(num_shares)) if self._threads is None else self._threads.map(share, range(num_shares))
+        apply = map if self._threads is None or num_shares == 1 else self._threads.map
+        shares = apply(share, range(num_shares))
         return list(chain.from_iterable(shares))
 
     def _work(self, step: _Step, kind: "_Kind", chunk: np.ndarray, space: Workspace) -> _Outcome:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -99,11 +100,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--vocabulary", type=int, default=128_000)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--steps", type=int, default=7, help="measured, after one that is not")
     options = parser.parse_args()
-    sampler = Sampler((0, 2))
-    result: dict[str, object] = {"rows": options.rows, "vocabulary": options.vocabulary, "load": os.getloadavg()[0]}
-    print(f"{options.rows} rows x {options.vocabulary} ids, ms per step: median (least)")
+    sampler = Sampler((0, 2), options.threads)
+    result: dict[str, object] = {
+        "rows": options.rows,
+        "vocabulary": options.vocabulary,
+        "threads": options.threads,
+        "load": os.getloadavg()[0],
+    }
+    print(f"{options.rows} rows x {options.vocabulary} ids, {options.threads} threads, ms per step: median (least)")
     for kind in ("peaked", "flat"):
         logits = logits_of(kind, options.rows, options.vocabulary)
         for name, params in mixes(options.vocabulary).items():
