@@ -1,7 +1,6 @@
 """How rows are drawn: the parameters of each, as columns."""
 
 from dataclasses import dataclass, fields
-from enum import IntEnum
 
 import numpy as np
 
@@ -9,15 +8,6 @@ from model_worker.sample_rows import SampleRows
 
 _TEMPERATURE_MIN = 1e-30
 """Below it float32 cannot divide by the temperature; nothing but the maximum has a chance long before."""
-
-
-class Filter(IntEnum):
-    """What the few tokens that a row leaves are found by."""
-
-    NONE = 0
-    TOP_K = 1
-    TOP_P = 2
-    MIN_P = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,12 +23,12 @@ class Draws:
     min_ps: np.ndarray
 
     @classmethod
-    def of(cls, rows: SampleRows) -> "Draws":
-        """Those of all rows."""
-        table, slots = rows.table, rows.slots
+    def of(cls, rows: SampleRows, some: np.ndarray) -> "Draws":
+        """Of some of the rows, by number."""
+        table, slots = rows.table, rows.slots[some]
         return cls(
             seeds=table.seeds[slots],
-            output_indices=rows.output_indices.astype(np.uint64),
+            output_indices=(rows.history_lens[some] - rows.prompt_lens[some]).astype(np.uint64),
             temperatures=np.maximum(table.temperatures[slots], _TEMPERATURE_MIN),
             top_ks=table.top_ks[slots],
             top_ps=table.top_ps[slots],
@@ -55,8 +45,6 @@ class Draws:
         return Draws(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     @property
-    def filters(self) -> np.ndarray:
-        """The `Filter` of each row, int64 `[R]`."""
-        return np.select(
-            [self.top_ks > 0, self.top_ps < 1, self.min_ps > 0], [Filter.TOP_K, Filter.TOP_P, Filter.MIN_P], Filter.NONE
-        )
+    def are_filtered(self) -> bool:
+        """Whether any row has a filter."""
+        return bool(self.top_ks.any() or self.min_ps.any() or self.top_ps.min() < 1)

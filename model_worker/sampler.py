@@ -15,11 +15,11 @@ from itertools import chain
 
 import numpy as np
 
-from model_worker.draws import Draws, Filter
+from model_worker.draws import Draws
 from model_worker.logit_rules import apply_rules
 from model_worker.logprobs import NO_IDS, logprobs_of
 from model_worker.sample_rows import SampleRows
-from model_worker.sampling_table import OFF
+from model_worker.sampling_table import KINDS, OFF, Filter, Kind
 from model_worker.token_draw import Narrowed, draw_narrowed, draw_whole, narrow
 from model_worker.workspace import Workspace, rows_per_chunk
 from tessera.values.logprobs import Logprobs
@@ -46,7 +46,6 @@ class _Step:
 
     logits: np.ndarray
     rows: SampleRows
-    draws: Draws
     best: np.ndarray
 
 
@@ -76,7 +75,7 @@ class Sampler:
         token_ids[~samples] = NO_TOKEN
         failures = {int(row): NOT_FINITE for row in np.flatnonzero(~is_finite)}
         narrowed: list[Narrowed] = []
-        step = _Step(logits, rows, Draws.of(rows), best)
+        step = _Step(logits, rows, best)
         for outcome in self._outcomes(step, list(_grouped(step, samples))):
             token_ids[outcome.rows] = outcome.token_ids
             narrowed += outcome.narrowed
@@ -86,7 +85,7 @@ class Sampler:
             token_ids[together.rows] = draw_narrowed(together)
         return Sampled(token_ids, failures, _logprobs(logits, token_ids, rows))
 
-    def _outcomes(self, step: _Step, chunks: "list[tuple[_Kind, np.ndarray]]") -> list[_Outcome]:
+    def _outcomes(self, step: _Step, chunks: list[tuple[Kind, np.ndarray]]) -> list[_Outcome]:
         """Of all chunks, which the threads deal with in turn."""
         vocab_size, num_shares = step.logits.shape[1], min(self._num_threads, len(chunks))
         if self._spaces and self._spaces[0].vocab_size != vocab_size:
@@ -100,7 +99,7 @@ class Sampler:
         shares = apply(share, range(num_shares))
         return list(chain.from_iterable(shares))
 
-    def _work(self, step: _Step, kind: "_Kind", chunk: np.ndarray, space: Workspace) -> _Outcome:
+    def _work(self, step: _Step, kind: Kind, chunk: np.ndarray, space: Workspace) -> _Outcome:
         """Whatever the rows `chunk` need, all of one kind."""
         logits, best = _taken(step.logits, chunk, space.logits, is_changed=kind.is_ruled), step.best[chunk]
         token_ids, has_token = np.full(len(chunk), NO_TOKEN, np.int32), np.ones(len(chunk), np.bool_)
@@ -113,10 +112,10 @@ class Sampler:
             token_ids[~has_token] = NO_TOKEN
         narrowed: list[Narrowed] = []
         if kind.is_drawn and has_token.all():
-            token_ids, narrowed = _drawn(logits, best, step.draws.only(chunk), kind.filter, space)
+            token_ids, narrowed = _drawn(logits, best, Draws.of(step.rows, chunk), kind.filter, space)
         elif kind.is_drawn and has_token.any():
             left = np.flatnonzero(has_token)
-            token_ids[left], parts = _drawn(logits[left], best[left], step.draws.only(chunk[left]), kind.filter, space)
+            token_ids[left], parts = _drawn(logits[left], best[left], Draws.of(step.rows, chunk[left]), kind.filter, space)
             narrowed = [replace(part, rows=left[part.rows]) for part in parts]
         return _Outcome(chunk, token_ids, [replace(part, rows=chunk[part.rows]) for part in narrowed], chunk[~has_token])
 
@@ -137,23 +136,12 @@ def _drawn(
     return token_ids, narrowed
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What the rows of a chunk have in common."""
-
-    is_ruled: bool
-    is_drawn: bool
-    filter: Filter
-
-
-def _grouped(step: _Step, samples: np.ndarray) -> Iterator[tuple[_Kind, np.ndarray]]:
+def _grouped(step: _Step, samples: np.ndarray) -> Iterator[tuple[Kind, np.ndarray]]:
     """The rows that sample (bool `[N]`) and are not done with their best token, in chunks of one kind."""
-    table, slots = step.rows.table, step.rows.slots
-    is_drawn, is_ruled = table.temperatures[slots] > 0, table.ruled[slots]
-    kinds = (np.where(is_drawn, step.draws.filters, Filter.NONE) * 2 + is_ruled) * 2 + is_drawn
-    for kind in np.unique(kinds[samples & (is_drawn | is_ruled)]).tolist():
-        for chunk in _chunks(np.flatnonzero(samples & (kinds == kind)), rows_per_chunk(step.logits.shape[1])):
-            yield _Kind(bool(kind & 2), bool(kind & 1), Filter(kind >> 2)), chunk
+    kinds = step.rows.table.kinds[step.rows.slots] * samples
+    for kind in np.flatnonzero(np.bincount(kinds, minlength=len(KINDS))[1:]) + 1:
+        for chunk in _chunks(np.flatnonzero(kinds == kind), rows_per_chunk(step.logits.shape[1])):
+            yield KINDS[kind], chunk
 
 
 def _scan(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

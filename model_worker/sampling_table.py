@@ -1,6 +1,7 @@
 """What every slot asks of the sampler, as columns, so that a step takes the parameters of all its rows in a few array operations."""
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
@@ -9,6 +10,29 @@ from tessera.values.sampling_limits import SEQUENCE_IDS_MAX
 
 OFF = -1
 """For a number of log-probabilities: none are wanted."""
+
+
+class Filter(IntEnum):
+    """What the few tokens that a drawn row leaves are found by."""
+
+    NONE = 0
+    TOP_K = 1
+    TOP_P = 2
+    MIN_P = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What rows that are worked on together have in common: whether rules change their logits, whether they are drawn or take the best
+    token, and how the draw begins."""
+
+    is_ruled: bool
+    is_drawn: bool
+    filter: Filter
+
+
+KINDS = tuple(Kind(bool(number & 2), bool(number & 1), Filter(number >> 2)) for number in range(16))
+"""By number; the first needs nothing but its best token."""
 
 NO_ID = -1
 """Stands where a bad word has no id. Of no token."""
@@ -27,7 +51,7 @@ class SamplingTable:
 
     Columns `[num_slots]`: `seeds` uint64; `temperatures`, `top_ps`, `min_ps` float64; `top_ks` (0 is off), `min_tokens`, `logprobs`,
     `prompt_logprobs` (OFF or the number of likeliest ids) int64; `presence`, `frequency`, `repetition` float32. `penalised` (bool): any of
-    the last three is on. `ruled` (bool): anything but the numbers of the draw itself changes the slot's logits at some step.
+    the last three is on. `kinds` int64: place in KINDS.
 
     Lists, by slot and only where it has any: `stop_ids` and `allowed_ids` int64 `[N]`; `biases`: ids int64 and biases float32 `[N]`;
     `bad_words`; `logprob_ids` int64 `[N]`.
@@ -39,7 +63,7 @@ class SamplingTable:
         self.temperatures, self.top_ps, self.min_ps = (np.zeros(num_slots) for _ in range(3))
         self.top_ks, self.min_tokens, self.logprobs, self.prompt_logprobs = (np.zeros(num_slots, np.int64) for _ in range(4))
         self.presence, self.frequency, self.repetition = (np.zeros(num_slots, np.float32) for _ in range(3))
-        self.penalised, self.ruled = (np.zeros(num_slots, np.bool_) for _ in range(2))
+        self.penalised, self.kinds = np.zeros(num_slots, np.bool_), np.zeros(num_slots, np.int64)
         self.stop_ids: dict[int, np.ndarray] = {}
         self.allowed_ids: dict[int, np.ndarray] = {}
         self.biases: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -61,11 +85,21 @@ class SamplingTable:
         self.repetition[slot] = params.repetition_penalty
         self.penalised[slot] = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0, 0, 1)
         self._set_lists(slot, params)
-        self.ruled[slot] = (
-            self.penalised[slot]
-            or params.min_tokens > 0
-            or any(slot in lists for lists in (self.allowed_ids, self.biases, self.bad_words))
+        self.kinds[slot] = KINDS.index(self._kind(slot))
+
+    def _kind(self, slot: int) -> Kind:
+        is_ruled = self.penalised[slot] or any(
+            slot in lists for lists in (self.stop_ids, self.allowed_ids, self.biases, self.bad_words)
         )
+        is_drawn = self.temperatures[slot] > 0
+        by = Filter.NONE
+        if is_drawn and self.top_ks[slot] > 0:
+            by = Filter.TOP_K
+        elif is_drawn and self.top_ps[slot] < 1:
+            by = Filter.TOP_P
+        elif is_drawn and self.min_ps[slot] > 0:
+            by = Filter.MIN_P
+        return Kind(bool(is_ruled), bool(is_drawn), by)
 
     def _set_lists(self, slot: int, params: SamplingParams) -> None:
         for lists in (self.stop_ids, self.allowed_ids, self.biases, self.bad_words, self.logprob_ids):

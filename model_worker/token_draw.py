@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from model_worker.candidates import Candidates, compact, joined, kth_largest, top_floors
-from model_worker.draws import Draws, Filter
+from model_worker.draws import Draws
 from model_worker.noise import noise_words, words_at
 from model_worker.race import contenders, winners
+from model_worker.sampling_table import Filter
 from model_worker.workspace import Workspace, rows_per_group
 
 _TOP_P_FLOORS = (2.0**-5, 2.0**-10, 2.0**-15)
@@ -96,14 +97,13 @@ def draw_narrowed(narrowed: Narrowed) -> np.ndarray:
 def draw_whole(logits: np.ndarray, best: np.ndarray, draws: Draws, space: Workspace) -> np.ndarray:
     """The token of each row, int32 `[R]`; as for `narrow`, whatever the filters are."""
     num_rows, vocab_size = logits.shape
-    is_filtered = (draws.filters != Filter.NONE).any()
     seeds, output_indices = draws.seeds.tolist(), draws.output_indices.tolist()
     parts, step = [], rows_per_group(vocab_size)
     for first in range(0, num_rows, step):
         rows = slice(first, min(first + step, num_rows))
         size = rows.stop - first
         likelihoods = _likelihoods(logits[rows], best[rows], draws.temperatures[rows], space.likelihoods[:size])
-        if is_filtered:
+        if draws.are_filtered:
             _filter_whole(likelihoods, logits[rows], draws.only(np.arange(first, rows.stop)))
         for row in range(size):
             space.words[row] = noise_words(seeds[first + row], output_indices[first + row], vocab_size)

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from row_maker import sample_rows
 
 from model_worker.candidates import compact, joined, top_floors
-from model_worker.draws import Draws, Filter
+from model_worker.draws import Draws
+from model_worker.sampling_table import Filter
 from model_worker.token_draw import narrow
 from model_worker.workspace import Workspace
 from tessera.values.sampling import SamplingParams
@@ -70,7 +71,7 @@ def test_a_token_at_the_edge_of_min_p_is_a_candidate(
     if likelihoods[edge] == 0:
         return
     row = sample_rows([SamplingParams(seed=0, temperature=temperature, min_p=float(likelihoods[edge]))], [0], 6400)
-    parts = narrow(logits, best, Draws.of(row), Filter.MIN_P, Workspace(6400))
+    parts = narrow(logits, best, Draws.of(row, np.arange(1)), Filter.MIN_P, Workspace(6400))
     kept = parts[0].candidates.token_ids[0].tolist() if len(parts[0].rows) else range(6400)
     assert edge in kept and len(kept) <= 6400
     if scale >= 1 and temperature <= 1 and offset == 0:
