@@ -82,7 +82,7 @@ class Sampler:
             failures.update({int(row): NOTHING_LEFT for row in outcome.exhausted})
         if narrowed:
             together = Narrowed.joined(narrowed)
-            token_ids[together.rows] = draw_narrowed(together)
+            token_ids[together.rows] = draw_narrowed(together, logits.shape[1])
         return Sampled(token_ids, failures, _logprobs(logits, token_ids, rows))
 
     def _outcomes(self, step: _Step, chunks: list[tuple[Kind, np.ndarray]]) -> list[_Outcome]:

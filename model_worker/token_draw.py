@@ -28,7 +28,13 @@ _WHOLE_TOP_P_FLOORS = (2.0**-8, 2.0**-10, 2.0**-12, 2.0**-14, 2.0**-17, 2.0**-20
 """The same for a row that leaves many tokens: the fewer, the less there is to sort."""
 
 _FEW = 64
-"""Noise token by token costs less than that of the whole vocabulary where fewer than one in this many tokens needs any."""
+"""Noise token by token costs less than that of the whole vocabulary where fewer than one in this many tokens needs any..."""
+
+_CANDIDATES_MIN = 32
+"""...and so few never cost much."""
+
+_WORDS_MIN = 1 << 17
+"""Noise token by token takes as long as this many words of whole rows, however few tokens there are."""
 
 _LOWEST = np.finfo(np.float32).min
 """Above what a rule has ruled out."""
@@ -69,11 +75,16 @@ def narrow(logits: np.ndarray, best: np.ndarray, draws: Draws, by: Filter, space
         gaps = draws.temperatures * (np.log(draws.min_ps) * (1 + 1e-5) - 1e-5)
         floors = np.maximum(best + gaps - 1e-6 * (np.abs(best) + np.abs(gaps)), _LOWEST).astype(np.float32)
     chosen = np.greater_equal(logits, floors[:, None], out=space.chosen[: len(logits)])
-    rows, candidates = compact(logits, chosen, logits.shape[1] // _FEW)
-    return [Narrowed(rows, draws.only(rows), best[rows], candidates, np.zeros(len(rows)))]
+    rows, candidates = compact(logits, chosen, _width_max(logits.shape[1]))
+    return [Narrowed(rows, draws.only(rows), best[rows], candidates, np.zeros(len(rows)))] if len(rows) else []
 
 
-def draw_narrowed(narrowed: Narrowed) -> np.ndarray:
+def _width_max(vocab_size: int) -> int:
+    """Candidates of a row that is narrowed to them."""
+    return max(vocab_size // _FEW, _CANDIDATES_MIN)
+
+
+def draw_narrowed(narrowed: Narrowed, vocab_size: int) -> np.ndarray:
     """The token of each row, int32 `[R]`."""
     draws, candidates, rows = narrowed.draws, narrowed.candidates, np.arange(len(narrowed.rows))
     likelihoods = _likelihoods(candidates.logits, narrowed.best, draws.temperatures, np.empty_like(candidates.logits))
@@ -87,11 +98,19 @@ def draw_narrowed(narrowed: Narrowed) -> np.ndarray:
         reached = np.minimum((running < masses[:, None]).sum(axis=1), likelihoods.shape[1] - 1)
         likelihoods *= likelihoods >= np.where(draws.top_ps < 1, descending[rows, reached], 0)[:, None]
     likelihoods *= likelihoods >= draws.min_ps.astype(np.float32)[:, None]
-    words = words_at(draws.seeds, draws.output_indices, candidates.token_ids)
+    words = _words_of(candidates.token_ids, draws, vocab_size)
     parts = [contenders(likelihoods, words, candidates.logits, np.empty_like(likelihoods))]
     columns = winners(parts, narrowed.best, draws.temperatures)
     tokens: np.ndarray = candidates.token_ids[rows, columns].astype(np.int32)
     return tokens
+
+
+def _words_of(token_ids: np.ndarray, draws: Draws, vocab_size: int) -> np.ndarray:
+    """The noise of tokens `[R, C]`, uint32."""
+    if len(token_ids) * vocab_size > _WORDS_MIN:
+        return words_at(draws.seeds, draws.output_indices, token_ids)
+    numbers = zip(draws.seeds.tolist(), draws.output_indices.tolist(), strict=True)
+    return np.stack([noise_words(*number, vocab_size)[ids] for number, ids in zip(numbers, token_ids, strict=True)])
 
 
 def draw_whole(logits: np.ndarray, best: np.ndarray, draws: Draws, space: Workspace) -> np.ndarray:
@@ -133,7 +152,7 @@ def _narrow_by_top_p(logits: np.ndarray, best: np.ndarray, draws: Draws, space: 
     for floor in _TOP_P_FLOORS:
         some = slice(None) if len(left) == len(logits) else left
         chosen = np.greater_equal(likelihoods[some], np.float32(floor), out=space.chosen[: len(left)])
-        rows, candidates = compact(logits[some], chosen, logits.shape[1] // _FEW)
+        rows, candidates = compact(logits[some], chosen, _width_max(logits.shape[1]))
         rows = left[rows]
         found = _likelihoods(candidates.logits, best[rows], draws.temperatures[rows], np.empty_like(candidates.logits))
         reached = _running(found)[1][:, -1] >= draws.top_ps[rows] * masses[rows]

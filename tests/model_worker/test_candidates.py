@@ -72,7 +72,7 @@ def test_a_token_at_the_edge_of_min_p_is_a_candidate(
         return
     row = sample_rows([SamplingParams(seed=0, temperature=temperature, min_p=float(likelihoods[edge]))], [0], 6400)
     parts = narrow(logits, best, Draws.of(row, np.arange(1)), Filter.MIN_P, Workspace(6400))
-    kept = parts[0].candidates.token_ids[0].tolist() if len(parts[0].rows) else range(6400)
+    kept = parts[0].candidates.token_ids[0].tolist() if parts else range(6400)
     assert edge in kept and len(kept) <= 6400
     if scale >= 1 and temperature <= 1 and offset == 0:
         assert len(kept) <= place + 2, "and the bound is close"
