@@ -20,7 +20,7 @@ from model_worker.logit_rules import apply_rules
 from model_worker.logprobs import NO_IDS, logprobs_of
 from model_worker.sample_rows import SampleRows
 from model_worker.sampling_table import KINDS, OFF, Filter, Kind
-from model_worker.token_draw import Narrowed, draw_narrowed, draw_whole, narrow
+from model_worker.token_draw import Narrowed, draw_narrowed, draw_unfiltered, draw_whole, narrow
 from model_worker.workspace import Workspace, rows_per_chunk
 from tessera.values.logprobs import Logprobs
 
@@ -124,16 +124,16 @@ def _drawn(
     logits: np.ndarray, best: np.ndarray, draws: Draws, by: Filter, space: Workspace
 ) -> tuple[np.ndarray, list[Narrowed]]:
     """The tokens of rows with one filter, int32 `[R]`; NO_TOKEN for those that are left few candidates, which are in the second part."""
-    if by is Filter.NONE:
-        return draw_whole(logits, best, draws, space), []
     narrowed, is_whole = narrow(logits, best, draws, by, space), np.ones(len(logits), np.bool_)
+    token_ids = np.full(len(logits), NO_TOKEN, np.int32)
     for part in narrowed:
         is_whole[part.rows] = False
-    token_ids = np.full(len(logits), NO_TOKEN, np.int32)
-    whole = np.flatnonzero(is_whole)
-    if len(whole):
+        if by is Filter.NONE:
+            token_ids[part.rows] = draw_unfiltered(logits, part, space)
+    if is_whole.any():
+        whole = np.flatnonzero(is_whole)
         token_ids[whole] = draw_whole(logits[whole], best[whole], draws.only(whole), space)
-    return token_ids, narrowed
+    return token_ids, [] if by is Filter.NONE else narrowed
 
 
 def _grouped(step: _Step, samples: np.ndarray) -> Iterator[tuple[Kind, np.ndarray]]:

@@ -5,7 +5,7 @@ softmax(logits / temperature) (the Gumbel-max trick). Filters set q to zero, in 
 min_p (relative to the likeliest token). Ties are kept: top_k keeps every logit equal to the k-th largest.
 
 A row whose filters leave few tokens is narrowed to candidates by a bound first (`narrow`), and only they are filtered exactly and get noise.
-All others need the noise of the whole vocabulary, which is most of their price (`draw_whole`).
+All others need the noise of the whole vocabulary, which is most of their price (`draw_unfiltered`, or `draw_whole` where many tokens are likely).
 
 Every operation is by element, or along one row: a maximum, a sort, a running sum in float64, a sum of one row by itself.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from model_worker.candidates import Candidates, compact, joined, kth_largest, top_floors
 from model_worker.draws import Draws
 from model_worker.noise import noise_words, words_at
-from model_worker.race import contenders, winners
+from model_worker.race import LIKELY, contenders, contenders_by_words, winners
 from model_worker.sampling_table import Filter
 from model_worker.workspace import Workspace, rows_per_group
 
@@ -64,15 +64,16 @@ class Narrowed:
 
 
 def narrow(logits: np.ndarray, best: np.ndarray, draws: Draws, by: Filter, space: Workspace) -> list[Narrowed]:
-    """The tokens that the filters of each row of `logits`, float32 `[R, vocab]`, may leave; `by` is one filter that all rows have. Rows that
-    are left out keep too many. Nothing is mutated."""
+    """The tokens that the filters of each row of `logits`, float32 `[R, vocab]`, may leave; `by` is one filter that all rows have, or none:
+    then, the tokens that are LIKELY. Rows that are left out keep too many. Nothing is mutated."""
     if by is Filter.TOP_P:
         return _narrow_by_top_p(logits, best, draws, space)
     if by is Filter.TOP_K:
         floors = np.maximum(top_floors(logits, draws.top_ks), _LOWEST)
     else:
         # A little too low, for what float32 rounds off: q >= min_p where logit - best >= temperature * log(min_p).
-        gaps = draws.temperatures * (np.log(draws.min_ps) * (1 + 1e-5) - 1e-5)
+        min_ps = np.full(len(best), LIKELY) if by is Filter.NONE else draws.min_ps
+        gaps = draws.temperatures * (np.log(min_ps) * (1 + 1e-5) - 1e-5)
         floors = np.maximum(best + gaps - 1e-6 * (np.abs(best) + np.abs(gaps)), _LOWEST).astype(np.float32)
     chosen = np.greater_equal(logits, floors[:, None], out=space.chosen[: len(logits)])
     rows, candidates = compact(logits, chosen, _width_max(logits.shape[1]))
@@ -128,6 +129,23 @@ def draw_whole(logits: np.ndarray, best: np.ndarray, draws: Draws, space: Worksp
             space.words[row] = noise_words(seeds[first + row], output_indices[first + row], vocab_size)
         parts.append(contenders(likelihoods, space.words[:size], logits[rows], space.bounds[:size]))
     tokens: np.ndarray = winners(parts, best, draws.temperatures).astype(np.int32)
+    return tokens
+
+
+def draw_unfiltered(logits: np.ndarray, likely: Narrowed, space: Workspace) -> np.ndarray:
+    """The token of each of the rows of `likely`, int32 `[R]`, which have no filter; `logits` are those of all rows that were narrowed together."""
+    draws, candidates, vocab_size = likely.draws, likely.candidates, logits.shape[1]
+    seeds, output_indices = draws.seeds.tolist(), draws.output_indices.tolist()
+    likelihoods = _likelihoods(candidates.logits, likely.best, draws.temperatures, np.empty_like(candidates.logits))
+    parts, step = [], rows_per_group(vocab_size)
+    for first in range(0, len(likely.rows), step):
+        rows = np.arange(first, min(first + step, len(likely.rows)))
+        words = space.words[: len(rows)]
+        for row in rows.tolist():
+            words[row - first] = noise_words(seeds[row], output_indices[row], vocab_size)
+        group = Candidates(candidates.token_ids[rows], candidates.logits[rows])
+        parts.append(contenders_by_words(likelihoods[rows], group, words, logits, likely.rows[rows]))
+    tokens: np.ndarray = winners(parts, likely.best, draws.temperatures).astype(np.int32)
     return tokens
 
 
