@@ -28,19 +28,21 @@ def compact(logits: np.ndarray, chosen: np.ndarray, width_max: int) -> tuple[np.
     """The tokens of each row that `chosen` (bool, of the shape of `logits`, float32 `[N, vocab]`) names, of the rows that have no more than
     `width_max` of them; and the numbers of those rows, int64 `[R]`."""
     num_rows, vocab_size = logits.shape
+    rows = np.arange(num_rows)
+    if np.count_nonzero(chosen) > width_max:
+        # Counting a row takes a fraction of finding its places, so those with too many go first.
+        rows = np.flatnonzero([np.count_nonzero(row) <= width_max for row in chosen])
+        chosen = chosen if len(rows) == num_rows else chosen[rows]
     at = np.flatnonzero(chosen)
-    ends = np.searchsorted(at, np.arange(1, num_rows + 1) * vocab_size)
+    ends = np.searchsorted(at, np.arange(1, len(rows) + 1) * vocab_size)
     counts = np.diff(ends, prepend=0)
-    kept = counts <= width_max
-    if not kept.all():
-        at, counts = at[np.repeat(kept, counts)], counts[kept]
-    rows = np.flatnonzero(kept)
     place = np.repeat(np.arange(len(rows)), counts)
     columns = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
     token_ids = np.zeros((len(rows), max(1, int(counts.max(initial=0)))), np.int64)
     found = np.full(token_ids.shape, -np.inf, np.float32)
-    token_ids[place, columns] = at - rows[place] * vocab_size
-    found[place, columns] = logits.reshape(-1)[at]
+    ids = at - place * vocab_size
+    token_ids[place, columns] = ids
+    found[place, columns] = logits[rows[place], ids]
     return rows, Candidates(token_ids, found)
 
 

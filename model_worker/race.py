@@ -61,7 +61,7 @@ def contenders_by_words(
         reach = np.where(is_there, exponentials(likely_words) / likelihoods, np.inf).min(axis=1) * _MARGIN
     # A token that is not LIKELY wins with a draw below this alone, and its word is no larger.
     small = np.minimum(reach * LIKELY * 2.0**32, 2**32 - 1).astype(np.uint32)
-    other_rows, others = np.nonzero(words <= small[:, None])
+    other_rows, others = np.divmod(np.flatnonzero(words <= small[:, None]), words.shape[1])
     likely_rows, likely_columns = np.nonzero(is_there)
     row_of = np.concatenate([other_rows, likely_rows])
     columns = np.concatenate([others, likely.token_ids[likely_rows, likely_columns]])

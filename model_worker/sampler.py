@@ -130,7 +130,9 @@ def _drawn(
         is_whole[part.rows] = False
         if by is Filter.NONE:
             token_ids[part.rows] = draw_unfiltered(logits, part, space)
-    if is_whole.any():
+    if is_whole.all():
+        token_ids = draw_whole(logits, best, draws, space)
+    elif is_whole.any():
         whole = np.flatnonzero(is_whole)
         token_ids[whole] = draw_whole(logits[whole], best[whole], draws.only(whole), space)
     return token_ids, [] if by is Filter.NONE else narrowed
