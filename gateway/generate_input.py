@@ -12,7 +12,7 @@ Prompt = str | tuple[ChatMessage, ...] | np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class SamplingInput:
-    """`SamplingParams` as a client gives them: None takes the default of `tessera.values.sampling.LIMITS`."""
+    """`SamplingParams` as a client gives them: None takes the default of the limits table."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -23,6 +23,12 @@ class SamplingInput:
     min_tokens: int | None = None
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

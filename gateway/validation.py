@@ -1,6 +1,7 @@
 """Checks a client's request against the model and the limits table and turns it into a `Submission`: resolved, bounded, with ids drawn."""
 
 import secrets
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -10,14 +11,14 @@ from gateway.prompt import check_token_ids, encode_prompt
 from gateway.served_model import ServedModel
 from tessera.values.identity import new_request_id
 from tessera.values.request import DetokenizeOptions, Submission
-from tessera.values.sampling import (
-    LIMITS,
-    SEED_MAX,
-    STOP_STRING_BYTES_MAX,
-    STOP_STRINGS_MAX,
-    STOP_TOKEN_IDS_MAX,
-    SamplingParams,
-)
+from tessera.values.sampling import SEED_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, SamplingParams
+from tessera.values.sampling_limits import BAD_WORDS_MAX, LIST_LIMITS, NUMBER_LIMITS, accepted_params
+
+WORDS_MAX = BAD_WORDS_MAX // 2
+"""Each may become two sequences of ids."""
+
+_PUBLIC_NAMES = {"bad_words_ids": "bad_words"}
+"""Where a field is called otherwise in the public message."""
 
 CLIENT_REQUEST_ID_BYTES_MAX = 128
 
@@ -27,65 +28,90 @@ def validate(request: GenerateInput, model: ServedModel, principal: str) -> Subm
 
     Raises InvalidRequest naming every refused field (of the prompt, the first problem). The model's name is `find_model`'s matter.
     """
-    problems = [
-        *_number_problems(request.sampling),
-        *_stop_token_problems(request.sampling.stop_token_ids, model.info.vocab_size),
-        *_stop_string_problems(request.stop),
-        *_request_id_problems(request.request_id),
-    ]
+    params = _sampling_params(request.sampling, model)
+    problems = [] if isinstance(params, SamplingParams) else params
+    problems += _stop_string_problems(request.stop) + _request_id_problems(request.request_id)
     try:
         prompt_token_ids = encode_prompt(request.prompt, model)
     except InvalidRequest as error:
         problems.extend(error.fields)
-    if problems:
+    if problems or not isinstance(params, SamplingParams):
         raise InvalidRequest(problems)
     return Submission(
         request_id=new_request_id(),
         prompt_token_ids=prompt_token_ids,
-        sampling=_sampling_params(request.sampling),
+        sampling=params,
         detokenize=DetokenizeOptions(request.stop, request.include_stop_in_output, request.skip_special_tokens),
         client_request_id=request.request_id,
         principal=principal,
     )
 
 
-def _or_default(name: str, value: float | None) -> float:
-    default = LIMITS[name].default
-    resolved = default if value is None else value
-    assert resolved is not None, f"{name} has no default"
-    return resolved
-
-
-def _sampling_params(given: SamplingInput) -> SamplingParams:
-    return SamplingParams(
+def _sampling_params(given: SamplingInput, model: ServedModel) -> SamplingParams | list[InvalidField]:
+    """The parameters with what is clamped clamped, or why they are refused."""
+    vocab_size = model.info.vocab_size
+    problems = _id_problems(given, vocab_size) + _bad_word_problems(given.bad_words)
+    numbers = {name: getattr(given, name) for name in NUMBER_LIMITS if hasattr(given, name)}
+    params = SamplingParams(
+        **{name: _or_default(name, value) for name, value in numbers.items() if name != "seed"},  # type: ignore[arg-type]
         seed=secrets.randbelow(SEED_MAX + 1) if given.seed is None else given.seed,
-        temperature=_or_default("temperature", given.temperature),
-        top_p=_or_default("top_p", given.top_p),
-        top_k=int(_or_default("top_k", given.top_k)),
-        min_p=_or_default("min_p", given.min_p),
-        max_tokens=int(_or_default("max_tokens", given.max_tokens)),
-        min_tokens=int(_or_default("min_tokens", given.min_tokens)),
         ignore_eos=given.ignore_eos,
         stop_token_ids=given.stop_token_ids,
+        logit_bias=given.logit_bias,
+        allowed_token_ids=given.allowed_token_ids,
+        bad_words_ids=() if problems else tuple(_word_ids(given.bad_words, model)),
     )
+    accepted = accepted_params(params, vocab_size)
+    if isinstance(accepted, SamplingParams):
+        return problems or accepted
+    named = {problem.field.split("[")[0] for problem in problems}
+    found = [InvalidField(f"sampling.{_PUBLIC_NAMES.get(item.field, item.field)}", item.problem) for item in accepted]
+    return [*(item for item in found if item.field not in named), *problems]
 
 
-def _number_problems(given: SamplingInput) -> list[InvalidField]:
-    """One per number outside its limits; if there is none, whether `min_tokens` and `max_tokens` go together."""
-    values = {name: getattr(given, name) for name in LIMITS}
-    found = [(name, LIMITS[name].problem(value)) for name, value in values.items() if value is not None]
-    problems = [InvalidField(f"sampling.{name}", problem) for name, problem in found if problem is not None]
-    minimum, maximum = _or_default("min_tokens", given.min_tokens), _or_default("max_tokens", given.max_tokens)
-    if not problems and minimum > maximum:
-        problems.append(InvalidField("sampling.min_tokens", f"is {minimum}, above max_tokens, which is {maximum}"))
+def _or_default(name: str, value: float | None) -> float:
+    """A number as given, or its default; whole where it has to be, if it can be."""
+    limit = NUMBER_LIMITS[name]
+    resolved = limit.default if value is None else value
+    assert resolved is not None, f"{name} has no default"
+    return int(resolved) if limit.integer and resolved == resolved // 1 else resolved
+
+
+def _id_problems(given: SamplingInput, vocab_size: int) -> list[InvalidField]:
+    """Of lists that are not too long, the first id that names no token."""
+    problems = []
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        token_ids = getattr(given, name)
+        if len(token_ids) <= LIST_LIMITS[name].length_max:
+            problems += check_token_ids(f"sampling.{name}", np.array(token_ids, np.int64), vocab_size)
     return problems
 
 
-def _stop_token_problems(stop_token_ids: tuple[int, ...], vocab_size: int) -> list[InvalidField]:
-    field = "sampling.stop_token_ids"
-    if len(stop_token_ids) > STOP_TOKEN_IDS_MAX:
-        return [InvalidField(field, f"has {len(stop_token_ids)} ids; at most {STOP_TOKEN_IDS_MAX} are taken")]
-    return check_token_ids(field, np.array(stop_token_ids, np.int64), vocab_size)
+def _bad_word_problems(words: tuple[str, ...]) -> list[InvalidField]:
+    field = "sampling.bad_words"
+    if len(words) > WORDS_MAX:
+        return [InvalidField(field, f"has {len(words)} words; at most {WORDS_MAX} are taken")]
+    problems = []
+    for i, word in enumerate(words):
+        size = len(word.encode(errors="surrogatepass")) if word.strip() else 0
+        if not 1 <= size <= STOP_STRING_BYTES_MAX:
+            problems.append(
+                InvalidField(f"{field}[{i}]", f"has {size} bytes beside spaces; 1 to {STOP_STRING_BYTES_MAX} are taken")
+            )
+        elif any("\ud800" <= character <= "\udfff" for character in word):
+            problems.append(InvalidField(f"{field}[{i}]", "has a lone surrogate, which is no text"))
+    return problems
+
+
+def _word_ids(words: tuple[str, ...], model: ServedModel) -> Iterator[tuple[int, ...]]:
+    """The ids of each word at the beginning of a text, and, where these differ from the first one on, after a space (as vLLM does)."""
+    for word in words:
+        text = word.lstrip()
+        first = tuple(model.tokenizer.encode(text, add_special_tokens=False))
+        later = tuple(model.tokenizer.encode(" " + text, add_special_tokens=False))
+        yield first
+        if first and len(later) == len(first) and later[0] != first[0]:
+            yield later
 
 
 def _stop_string_problems(stop: tuple[str, ...]) -> list[InvalidField]:

@@ -79,6 +79,12 @@ def _sampling_from_proto(message: inference_pb2.Sampling) -> SamplingInput:
         min_tokens=given("min_tokens"),  # type: ignore[arg-type]
         ignore_eos=message.ignore_eos,
         stop_token_ids=tuple(message.stop_token_ids),
+        presence_penalty=given("presence_penalty"),
+        frequency_penalty=given("frequency_penalty"),
+        repetition_penalty=given("repetition_penalty"),
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(message.bad_words),
     )
 
 

@@ -40,6 +40,15 @@ def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
         ignore_eos=params.ignore_eos,
         stop_token_ids=params.stop_token_ids,
         stop_token_sequences=[types_pb2.TokenSequence(token_ids=ids) for ids in params.stop_token_sequences],
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=[types_pb2.LogitBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias],
+        allowed_token_ids=params.allowed_token_ids,
+        bad_words_ids=[types_pb2.TokenSequence(token_ids=ids) for ids in params.bad_words_ids],
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        logprob_token_ids=params.logprob_token_ids,
     )
 
 
@@ -58,6 +67,15 @@ def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
         ignore_eos=message.ignore_eos,
         stop_token_ids=tuple(message.stop_token_ids),
         stop_token_sequences=tuple(tuple(sequence.token_ids) for sequence in message.stop_token_sequences),
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty or 1.0,
+        logit_bias=tuple((item.token_id, item.bias) for item in message.logit_bias),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words_ids=tuple(tuple(sequence.token_ids) for sequence in message.bad_words_ids),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        logprob_token_ids=tuple(message.logprob_token_ids),
     )
 
 

@@ -68,6 +68,9 @@ def test_what_is_given_is_kept(byte_level_model: ServedModel) -> None:
         ("seed", [0, SEED_MAX], [-1, SEED_MAX + 1, 2**64 - 1]),
         ("max_tokens", [1, 2**20], [0, -1, 2**20 + 1, 2**32 - 1]),
         ("min_tokens", [0, 64], [-1, 65, 2**32 - 1]),
+        ("presence_penalty", [-2, 0, 2.0], [-2.1, 2.1, float("nan"), float("inf")]),
+        ("frequency_penalty", [-2, 0, 2.0], [-2.1, 2.1, float("nan")]),
+        ("repetition_penalty", [0.01, 1, 100], [0, -1, 100.5, float("nan")]),
     ],
 )
 def test_every_number_at_its_edges(byte_level_model: ServedModel, name: str, good: list[float], bad: list[float]) -> None:
@@ -96,12 +99,48 @@ def test_min_tokens_may_not_exceed_max_tokens(byte_level_model: ServedModel) -> 
         ({"stop_token_ids": (0, 257)}, []),
         ({"stop_token_ids": (0, 258, -1)}, ["sampling.stop_token_ids[1]"]),
         ({"stop_token_ids": (2**32 - 1,)}, ["sampling.stop_token_ids[0]"]),
+        ({"allowed_token_ids": tuple(range(258))}, []),
+        ({"allowed_token_ids": (0, 258)}, ["sampling.allowed_token_ids[1]"]),
+        ({"allowed_token_ids": (0,) * 1025}, ["sampling.allowed_token_ids"]),
+        ({"logit_bias": ((0, 1e9), (257, -1e9))}, []),
+        ({"logit_bias": ((258, 0.0),)}, ["sampling.logit_bias"]),
+        ({"logit_bias": ((1, float("nan")),)}, ["sampling.logit_bias"]),
+        ({"logit_bias": tuple((0, 0.0) for _ in range(1025))}, ["sampling.logit_bias"]),
+        ({"bad_words": ("a",) * 128}, []),
+        ({"bad_words": ("a",) * 129}, ["sampling.bad_words"]),
+        ({"bad_words": ("ok", "", " ", "\ud800", "x" * 1025)}, [f"sampling.bad_words[{i}]" for i in (1, 2, 3, 4)]),
+        ({"bad_words": ("a" * 33,)}, ["sampling.bad_words"]),
         ({"request_id": "é" * 64}, []),
         ({"request_id": "é" * 64 + "x"}, ["request_id"]),
     ],
 )
 def test_lists_and_ids_at_their_edges(byte_level_model: ServedModel, changes: dict[str, Any], fields: list[str]) -> None:
     assert list(refusal(byte_level_model, **changes)) == fields
+
+
+def test_a_bias_beyond_its_range_is_clamped(byte_level_model: ServedModel) -> None:
+    made = validate(GenerateInput("a", sampling=SamplingInput(logit_bias=((3, 1e9), (4, -5.5)))), byte_level_model, "alice")
+    assert made.sampling.logit_bias == ((3, 100.0), (4, -5.5))
+
+
+def test_a_bad_word_is_ruled_out_with_a_space_before_it_and_without(byte_level_model: ServedModel) -> None:
+    encode = byte_level_model.tokenizer.encode
+    made = validate(GenerateInput("a", sampling=SamplingInput(bad_words=(" ab", "c"))), byte_level_model, "alice")
+    word, later = tuple(encode("ab", False)), tuple(encode(" ab", False))
+    assert made.sampling.bad_words_ids[0] == word
+    if len(word) == len(later):  # else the word is found within the longer one
+        assert made.sampling.bad_words_ids[1] == later
+    assert made.sampling.bad_words_ids[-1] == tuple(encode("c", False))
+
+
+def test_numbers_and_ids_are_refused_together(byte_level_model: ServedModel) -> None:
+    refused = refusal(byte_level_model, presence_penalty=3, allowed_token_ids=(1, 258), bad_words=("",), stop_token_ids=(258,))
+    assert set(refused) == {
+        "sampling.presence_penalty",
+        "sampling.allowed_token_ids[1]",
+        "sampling.bad_words[0]",
+        "sampling.stop_token_ids[0]",
+    }
 
 
 @pytest.mark.parametrize(

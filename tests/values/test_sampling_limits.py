@@ -2,7 +2,7 @@
 
 import pytest
 
-from tessera.values.sampling import LIMITS
+from tessera.values.sampling_limits import NUMBER_LIMITS
 
 
 @pytest.mark.parametrize(
@@ -17,11 +17,11 @@ from tessera.values.sampling import LIMITS
     ],
 )
 def test_a_refusal_shows_limit_and_value(field: str, value: float, said: str) -> None:
-    assert LIMITS[field].problem(value) == said
+    assert NUMBER_LIMITS[field].problem(value) == said
 
 
-@pytest.mark.parametrize("field", LIMITS)
+@pytest.mark.parametrize("field", NUMBER_LIMITS)
 def test_the_limits_themselves_are_accepted(field: str) -> None:
-    limit = LIMITS[field]
+    limit = NUMBER_LIMITS[field]
     assert limit.problem(limit.minimum) is None
     assert limit.problem(limit.maximum) is None

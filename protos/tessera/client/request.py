@@ -1,7 +1,7 @@
 """What a caller asks for, and the message it becomes."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict, cast
 
@@ -32,6 +32,12 @@ class SamplingOptions(TypedDict, total=False):
     min_tokens: int
     ignore_eos: bool
     stop_token_ids: Sequence[int]
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Sequence[int]
+    bad_words: Sequence[str]
 
 
 class GenerateOptions(SamplingOptions, total=False):

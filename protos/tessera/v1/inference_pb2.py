@@ -24,15 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atessera/v1/inference.proto\x12\ntessera.v1\"\xac\x02\n\nGeneration\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x16.tessera.v1.ChatPromptH\x00\x12)\n\x06tokens\x18\x05 \x01(\x0b\x32\x17.tessera.v1.TokenPromptH\x00\x12&\n\x08sampling\x18\x06 \x01(\x0b\x32\x14.tessera.v1.Sampling\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x1e\n\x16include_stop_in_output\x18\x08 \x01(\x08\x12 \n\x13skip_special_tokens\x18\t \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x16\n\x14_skip_special_tokens\"7\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.tessera.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\" \n\x0bTokenPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xba\x02\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\rH\x06\x88\x01\x01\x12\x17\n\nignore_eos\x18\x08 \x01(\x08H\x07\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\t \x03(\rB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eos\"=\n\x0fGenerateRequest\x12*\n\ngeneration\x18\x01 \x01(\x0b\x32\x16.tessera.v1.Generation\"k\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\"\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x12.tessera.v1.Finish\"g\n\x15StreamGenerateRequest\x12*\n\ngeneration\x18\x01 \x01(\x0b\x32\x16.tessera.v1.Generation\x12\"\n\x06resume\x18\x02 \x01(\x0b\x32\x12.tessera.v1.Resume\"V\n\x06Resume\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x14\n\x0ctoken_offset\x18\x02 \x01(\r\x12\x13\n\x0btext_offset\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\"\xac\x01\n\x16StreamGenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x13\n\x0btext_offset\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x14\n\x0ctoken_offset\x18\x05 \x01(\r\x12\'\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x12.tessera.v1.FinishH\x00\x88\x01\x01\x42\t\n\x07_finish\"\xc6\x01\n\x06\x46inish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.tessera.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x02 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.tessera.v1.Usage\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.tessera.v1.Timings\x12\x0f\n\x07message\x18\x06 \x01(\tB\t\n\x07matched\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"h\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x0f\n\x07ttft_us\x18\x02 \x01(\x04\x12\x0f\n\x07tpot_us\x18\x03 \x01(\x04\x12\x10\n\x08total_us\x18\x04 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"\x99\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.tessera.v1.ChatPromptH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x10GetModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.tessera.v1.Model\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.tessera.v1.Model\"\xb2\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x17\n\x0fmax_request_len\x18\x07 \x01(\rB\x0f\n\r_bos_token_id*\x93\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32\x9a\x04\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1b.tessera.v1.GenerateRequest\x1a\x1c.tessera.v1.GenerateResponse\x12Y\n\x0eStreamGenerate\x12!.tessera.v1.StreamGenerateRequest\x1a\".tessera.v1.StreamGenerateResponse0\x01\x12<\n\x05\x41\x62ort\x12\x18.tessera.v1.AbortRequest\x1a\x19.tessera.v1.AbortResponse\x12\x45\n\x08Tokenize\x12\x1b.tessera.v1.TokenizeRequest\x1a\x1c.tessera.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.tessera.v1.DetokenizeRequest\x1a\x1e.tessera.v1.DetokenizeResponse\x12\x45\n\x08GetModel\x12\x1b.tessera.v1.GetModelRequest\x1a\x1c.tessera.v1.GetModelResponse\x12K\n\nListModels\x12\x1d.tessera.v1.ListModelsRequest\x1a\x1e.tessera.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atessera/v1/inference.proto\x12\ntessera.v1\"\xac\x02\n\nGeneration\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x16.tessera.v1.ChatPromptH\x00\x12)\n\x06tokens\x18\x05 \x01(\x0b\x32\x17.tessera.v1.TokenPromptH\x00\x12&\n\x08sampling\x18\x06 \x01(\x0b\x32\x14.tessera.v1.Sampling\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x1e\n\x16include_stop_in_output\x18\x08 \x01(\x08\x12 \n\x13skip_special_tokens\x18\t \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x16\n\x14_skip_special_tokens\"7\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.tessera.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\" \n\x0bTokenPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xf5\x04\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\rH\x06\x88\x01\x01\x12\x17\n\nignore_eos\x18\x08 \x01(\x08H\x07\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x1d\n\x10presence_penalty\x18\n \x01(\x01H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0b \x01(\x01H\t\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0c \x01(\x01H\n\x88\x01\x01\x12\x37\n\nlogit_bias\x18\r \x03(\x0b\x32#.tessera.v1.Sampling.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0e \x03(\r\x12\x11\n\tbad_words\x18\x0f \x03(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penalty\"=\n\x0fGenerateRequest\x12*\n\ngeneration\x18\x01 \x01(\x0b\x32\x16.tessera.v1.Generation\"k\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\"\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x12.tessera.v1.Finish\"g\n\x15StreamGenerateRequest\x12*\n\ngeneration\x18\x01 \x01(\x0b\x32\x16.tessera.v1.Generation\x12\"\n\x06resume\x18\x02 \x01(\x0b\x32\x12.tessera.v1.Resume\"V\n\x06Resume\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x14\n\x0ctoken_offset\x18\x02 \x01(\r\x12\x13\n\x0btext_offset\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\"\xac\x01\n\x16StreamGenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x13\n\x0btext_offset\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x14\n\x0ctoken_offset\x18\x05 \x01(\r\x12\'\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x12.tessera.v1.FinishH\x00\x88\x01\x01\x42\t\n\x07_finish\"\xc6\x01\n\x06\x46inish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.tessera.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x02 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.tessera.v1.Usage\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.tessera.v1.Timings\x12\x0f\n\x07message\x18\x06 \x01(\tB\t\n\x07matched\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"h\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x0f\n\x07ttft_us\x18\x02 \x01(\x04\x12\x0f\n\x07tpot_us\x18\x03 \x01(\x04\x12\x10\n\x08total_us\x18\x04 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"\x99\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.tessera.v1.ChatPromptH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x10GetModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.tessera.v1.Model\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.tessera.v1.Model\"\xb2\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x17\n\x0fmax_request_len\x18\x07 \x01(\rB\x0f\n\r_bos_token_id*\x93\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32\x9a\x04\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1b.tessera.v1.GenerateRequest\x1a\x1c.tessera.v1.GenerateResponse\x12Y\n\x0eStreamGenerate\x12!.tessera.v1.StreamGenerateRequest\x1a\".tessera.v1.StreamGenerateResponse0\x01\x12<\n\x05\x41\x62ort\x12\x18.tessera.v1.AbortRequest\x1a\x19.tessera.v1.AbortResponse\x12\x45\n\x08Tokenize\x12\x1b.tessera.v1.TokenizeRequest\x1a\x1c.tessera.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.tessera.v1.DetokenizeRequest\x1a\x1e.tessera.v1.DetokenizeResponse\x12\x45\n\x08GetModel\x12\x1b.tessera.v1.GetModelRequest\x1a\x1c.tessera.v1.GetModelResponse\x12K\n\nListModels\x12\x1d.tessera.v1.ListModelsRequest\x1a\x1e.tessera.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tessera.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2473
-  _globals['_FINISHREASON']._serialized_end=2620
+  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=2788
+  _globals['_FINISHREASON']._serialized_end=2935
   _globals['_GENERATION']._serialized_start=43
   _globals['_GENERATION']._serialized_end=343
   _globals['_CHATPROMPT']._serialized_start=345
@@ -42,45 +44,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENPROMPT']._serialized_start=448
   _globals['_TOKENPROMPT']._serialized_end=480
   _globals['_SAMPLING']._serialized_start=483
-  _globals['_SAMPLING']._serialized_end=797
-  _globals['_GENERATEREQUEST']._serialized_start=799
-  _globals['_GENERATEREQUEST']._serialized_end=860
-  _globals['_GENERATERESPONSE']._serialized_start=862
-  _globals['_GENERATERESPONSE']._serialized_end=969
-  _globals['_STREAMGENERATEREQUEST']._serialized_start=971
-  _globals['_STREAMGENERATEREQUEST']._serialized_end=1074
-  _globals['_RESUME']._serialized_start=1076
-  _globals['_RESUME']._serialized_end=1162
-  _globals['_STREAMGENERATERESPONSE']._serialized_start=1165
-  _globals['_STREAMGENERATERESPONSE']._serialized_end=1337
-  _globals['_FINISH']._serialized_start=1340
-  _globals['_FINISH']._serialized_end=1538
-  _globals['_USAGE']._serialized_start=1540
-  _globals['_USAGE']._serialized_end=1620
-  _globals['_TIMINGS']._serialized_start=1622
-  _globals['_TIMINGS']._serialized_end=1726
-  _globals['_ABORTREQUEST']._serialized_start=1728
-  _globals['_ABORTREQUEST']._serialized_end=1762
-  _globals['_ABORTRESPONSE']._serialized_start=1764
-  _globals['_ABORTRESPONSE']._serialized_end=1779
-  _globals['_TOKENIZEREQUEST']._serialized_start=1782
-  _globals['_TOKENIZEREQUEST']._serialized_end=1935
-  _globals['_TOKENIZERESPONSE']._serialized_start=1937
-  _globals['_TOKENIZERESPONSE']._serialized_end=1974
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1976
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2087
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2089
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2123
-  _globals['_GETMODELREQUEST']._serialized_start=2125
-  _globals['_GETMODELREQUEST']._serialized_end=2157
-  _globals['_GETMODELRESPONSE']._serialized_start=2159
-  _globals['_GETMODELRESPONSE']._serialized_end=2211
-  _globals['_LISTMODELSREQUEST']._serialized_start=2213
-  _globals['_LISTMODELSREQUEST']._serialized_end=2232
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2234
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2289
-  _globals['_MODEL']._serialized_start=2292
-  _globals['_MODEL']._serialized_end=2470
-  _globals['_INFERENCESERVICE']._serialized_start=2623
-  _globals['_INFERENCESERVICE']._serialized_end=3161
+  _globals['_SAMPLING']._serialized_end=1112
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=898
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=946
+  _globals['_GENERATEREQUEST']._serialized_start=1114
+  _globals['_GENERATEREQUEST']._serialized_end=1175
+  _globals['_GENERATERESPONSE']._serialized_start=1177
+  _globals['_GENERATERESPONSE']._serialized_end=1284
+  _globals['_STREAMGENERATEREQUEST']._serialized_start=1286
+  _globals['_STREAMGENERATEREQUEST']._serialized_end=1389
+  _globals['_RESUME']._serialized_start=1391
+  _globals['_RESUME']._serialized_end=1477
+  _globals['_STREAMGENERATERESPONSE']._serialized_start=1480
+  _globals['_STREAMGENERATERESPONSE']._serialized_end=1652
+  _globals['_FINISH']._serialized_start=1655
+  _globals['_FINISH']._serialized_end=1853
+  _globals['_USAGE']._serialized_start=1855
+  _globals['_USAGE']._serialized_end=1935
+  _globals['_TIMINGS']._serialized_start=1937
+  _globals['_TIMINGS']._serialized_end=2041
+  _globals['_ABORTREQUEST']._serialized_start=2043
+  _globals['_ABORTREQUEST']._serialized_end=2077
+  _globals['_ABORTRESPONSE']._serialized_start=2079
+  _globals['_ABORTRESPONSE']._serialized_end=2094
+  _globals['_TOKENIZEREQUEST']._serialized_start=2097
+  _globals['_TOKENIZEREQUEST']._serialized_end=2250
+  _globals['_TOKENIZERESPONSE']._serialized_start=2252
+  _globals['_TOKENIZERESPONSE']._serialized_end=2289
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2291
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2402
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2404
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2438
+  _globals['_GETMODELREQUEST']._serialized_start=2440
+  _globals['_GETMODELREQUEST']._serialized_end=2472
+  _globals['_GETMODELRESPONSE']._serialized_start=2474
+  _globals['_GETMODELRESPONSE']._serialized_end=2526
+  _globals['_LISTMODELSREQUEST']._serialized_start=2528
+  _globals['_LISTMODELSREQUEST']._serialized_end=2547
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2549
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2604
+  _globals['_MODEL']._serialized_start=2607
+  _globals['_MODEL']._serialized_end=2785
+  _globals['_INFERENCESERVICE']._serialized_start=2938
+  _globals['_INFERENCESERVICE']._serialized_end=3476
 # @@protoc_insertion_point(module_scope)

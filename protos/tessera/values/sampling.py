@@ -76,17 +76,6 @@ def plain_number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(float(value))
 
 
-LIMITS: dict[str, Limit] = {
-    "temperature": Limit(0.0, 100.0, 1.0, False, "0 is greedy"),
-    "top_p": Limit(1e-6, 1.0, 1.0, False, "1 is off"),
-    "top_k": Limit(-1, 2**31 - 1, 0, True, "0 or -1 is off; larger than the vocabulary is off"),
-    "min_p": Limit(0.0, 1.0, 0.0, False, "0 is off"),
-    "seed": Limit(0, SEED_MAX, None, True, "drawn at random when absent"),
-    "max_tokens": Limit(1, 2**20, 64, True, "most output tokens"),
-    "min_tokens": Limit(0, 2**20, 0, True, "EOS and stop token ids cannot come before; at most max_tokens"),
-}
-"""Accepted values of the numbers that the public API takes; all fields are in `tessera.values.sampling_limits`."""
-
 STOP_STRINGS_MAX = 16
 STOP_STRING_BYTES_MAX = 1024
 STOP_TOKEN_IDS_MAX = 64

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tessera.values.sampling import LIMITS, STOP_TOKEN_IDS_MAX, Limit, SamplingParams, plain_number
+from tessera.values.sampling import SEED_MAX, STOP_TOKEN_IDS_MAX, Limit, SamplingParams, plain_number
 
 LOGPROBS_MAX = 20
 LOGPROB_TOKEN_IDS_MAX = 128
@@ -72,7 +72,13 @@ _TIMES = "taken as often as the output so far has the id; 0 is off"
 _LOGPROBS = "0: of the token itself, N: of the N likeliest too; absent is off"
 
 NUMBER_LIMITS: dict[str, Limit] = {
-    **LIMITS,
+    "temperature": Limit(0.0, 100.0, 1.0, False, "0 is greedy"),
+    "top_p": Limit(1e-6, 1.0, 1.0, False, "1 is off"),
+    "top_k": Limit(-1, 2**31 - 1, 0, True, "0 or -1 is off; larger than the vocabulary is off"),
+    "min_p": Limit(0.0, 1.0, 0.0, False, "0 is off"),
+    "seed": Limit(0, SEED_MAX, None, True, "drawn at random when absent"),
+    "max_tokens": Limit(1, 2**20, 64, True, "most output tokens"),
+    "min_tokens": Limit(0, 2**20, 0, True, "EOS and stop token ids cannot come before; at most max_tokens"),
     "presence_penalty": Limit(-2.0, 2.0, 0.0, False, _PENALTY),
     "frequency_penalty": Limit(-2.0, 2.0, 0.0, False, _TIMES),
     "repetition_penalty": Limit(

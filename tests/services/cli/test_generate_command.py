@@ -105,14 +105,46 @@ def test_chat_and_every_sampling_option_reach_the_gateway(run_async: RunAsync) -
         "--stop",
         "END",
     )
-    status, _, _ = ask(run_async, gateway, "-", "--system", "Be brief.", *drawing, *stopping, given="Why?")
+    penalties = ("--presence-penalty", "0.5", "--frequency-penalty", "-0.5", "--repetition-penalty", "1.25")
+    ids = (
+        "--logit-bias",
+        "5=-1.5",
+        "--logit-bias",
+        "6=2",
+        "--allowed-token-id",
+        "5",
+        "--allowed-token-id",
+        "6",
+        "--bad-word",
+        "no",
+    )
+    status, _, _ = ask(run_async, gateway, "-", "--system", "Be brief.", *drawing, *stopping, *penalties, *ids, given="Why?")
     assert status == 0
     (asked,) = gateway.asked
     assert [(message.role, message.content) for message in asked.chat.messages] == [("system", "Be brief."), ("user", "Why?")]
     assert list(asked.stop) == ["\n", "END"]
     assert asked.sampling == inference_pb2.Sampling(
-        temperature=0, top_p=0.9, top_k=5, min_p=0.1, seed=7, max_tokens=9, min_tokens=2, ignore_eos=True, stop_token_ids=[4]
+        temperature=0,
+        top_p=0.9,
+        top_k=5,
+        min_p=0.1,
+        seed=7,
+        max_tokens=9,
+        min_tokens=2,
+        ignore_eos=True,
+        stop_token_ids=[4],
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.25,
+        logit_bias={5: -1.5, 6: 2.0},
+        allowed_token_ids=[5, 6],
+        bad_words=["no"],
     )
+
+
+def test_a_bias_without_a_number_is_refused(run_async: RunAsync) -> None:
+    status, _, err = ask(run_async, ScriptedGateway(), "x", "--logit-bias", "5")
+    assert status == 2 and "'5' is not a token id, '=' and a number" in err
 
 
 def test_json_is_one_object_at_the_end(run_async: RunAsync) -> None:

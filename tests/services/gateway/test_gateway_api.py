@@ -37,6 +37,12 @@ BAD = [
     (sampling(max_tokens=2, min_tokens=3), "generation.sampling.min_tokens"),
     (sampling(stop_token_ids=[49152]), "generation.sampling.stop_token_ids[0]"),
     (sampling(stop_token_ids=range(65)), "generation.sampling.stop_token_ids"),
+    (sampling(presence_penalty=2.5), "generation.sampling.presence_penalty"),
+    (sampling(frequency_penalty=float("inf")), "generation.sampling.frequency_penalty"),
+    (sampling(repetition_penalty=0), "generation.sampling.repetition_penalty"),
+    (sampling(logit_bias={49152: 1.0}), "generation.sampling.logit_bias"),
+    (sampling(allowed_token_ids=[49152]), "generation.sampling.allowed_token_ids[0]"),
+    (sampling(bad_words=["ok", " "]), "generation.sampling.bad_words[1]"),
     ({"stop": ["x"] * 17}, "generation.stop"),
     ({"stop": ["ok", ""]}, "generation.stop[1]"),
     ({"request_id": "x" * 129}, "generation.request_id"),
@@ -153,10 +159,24 @@ def test_what_is_asked_reaches_the_scheduler(run_async, house, tokenizer):
                     min_tokens=2,
                     ignore_eos=True,
                     stop_token_ids=[3],
+                    presence_penalty=0.5,
+                    frequency_penalty=-0.5,
+                    repetition_penalty=1.25,
+                    logit_bias={9: -1.5, 5: 200.0},
+                    allowed_token_ids=[5, 9, 3],
+                    bad_words=["no"],
                 ),
             )
             submission = (await end.hear(Submit)).submission
-            assert submission.sampling == SamplingParams(7, 0.0, 0.5, -1, 0.25, 9, 2, True, (3,))
+            assert submission.sampling == SamplingParams(
+                *(7, 0.0, 0.5, -1, 0.25, 9, 2, True, (3,)),
+                presence_penalty=0.5,
+                frequency_penalty=-0.5,
+                repetition_penalty=1.25,
+                logit_bias=((5, 100.0), (9, -1.5)),
+                allowed_token_ids=(5, 9, 3),
+                bad_words_ids=(tuple(tokenizer.encode("no", False)), tuple(tokenizer.encode(" no", False))),
+            )
             assert submission.client_request_id == "mine"
             options = submission.detokenize
             assert (options.stop_strings, options.include_stop_in_output, options.skip_special_tokens) == (

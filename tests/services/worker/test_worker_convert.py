@@ -38,6 +38,15 @@ samplings = st.builds(
     ignore_eos=st.booleans(),
     stop_token_ids=st.lists(U32, max_size=4).map(tuple),
     stop_token_sequences=st.lists(st.lists(U32, max_size=3).map(tuple), max_size=3).map(tuple),
+    presence_penalty=FINITE,
+    frequency_penalty=FINITE,
+    repetition_penalty=FINITE.filter(bool),
+    logit_bias=st.lists(st.tuples(U32, FINITE), max_size=3).map(tuple),
+    allowed_token_ids=st.lists(U32, max_size=4).map(tuple),
+    bad_words_ids=st.lists(st.lists(U32, max_size=3).map(tuple), max_size=3).map(tuple),
+    logprobs=st.none() | U32,
+    prompt_logprobs=st.none() | U32,
+    logprob_token_ids=st.lists(U32, max_size=4).map(tuple),
 )
 finishes = st.builds(
     Finish,
