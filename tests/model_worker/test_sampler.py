@@ -8,7 +8,8 @@ from row_maker import sample_rows
 
 from model_worker.noise import exponentials, noise_words
 from model_worker.sampler import Sampler
-from tessera.values.sampling import LIMITS, SamplingParams
+from tessera.values.sampling import SamplingParams
+from tessera.values.sampling_limits import NUMBER_LIMITS
 
 VOCAB = 40
 EOS = (2, 9)
@@ -85,7 +86,7 @@ def _asdict(params: SamplingParams) -> dict[str, object]:
 
 params_in_range = st.builds(
     SamplingParams,
-    seed=st.integers(0, int(LIMITS["seed"].maximum)),
+    seed=st.integers(0, int(NUMBER_LIMITS["seed"].maximum)),
     temperature=st.sampled_from([1e-3, 0.1, 0.7, 1.0, 1.8, 100.0]),
     top_k=st.sampled_from([0, -1, 1, 3, VOCAB - 1, VOCAB, 2**31 - 1]),
     top_p=st.sampled_from([1e-6, 0.1, 0.5, 0.95, 1 - 1e-6, 1.0]),
@@ -139,7 +140,7 @@ def test_filters_keep_ties() -> None:
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "min_p", "seed"])
 def test_the_edges_of_every_limit_draw_a_possible_token(field: str) -> None:
-    limit = LIMITS[field]
+    limit = NUMBER_LIMITS[field]
     logits = some_logits(1)[0]
     for value in (limit.minimum, limit.maximum):
         fields = {"seed": 1, field: int(value) if limit.integer else value}

@@ -34,6 +34,8 @@ def is_awaited(parent: Sequence) -> bool:
 
 def fork_len(parent: Sequence, child: Sequence) -> int:
     """How many positions of its running parent's KV a sequence can begin with: the prompt but for its last position, whose row samples the
-    first token. 0: none, the parent has not computed them."""
-    shared_len = child.ledger.prompt_len - 1
+    first token. 0: none, the parent has not computed them, or the child has to compute its own (see `Sequence.hit_token_ids`)."""
+    shared_len = min(child.ledger.prompt_len, len(child.hit_token_ids)) - 1
+    if not shared_len:
+        return 0
     return shared_len if parent.status is SequenceStatus.RUNNING and parent.ledger.computed_len > shared_len else 0

@@ -74,7 +74,7 @@ def room_for(lifecycle: Lifecycle, sequence: Sequence) -> FitsNow | FitsLater | 
         if not (replica.takes_requests and replica.can_hold(sequence)):
             continue
         manager = replica.manager
-        match = manager.match(sequence.table, sequence.ledger.token_ids)
+        match = manager.match(sequence.table, sequence.hit_token_ids)
         needed = manager.blocks_needed(match, positions_reserved(sequence.ledger.num_tokens, sequence.tokens_max))
         if replica.seats_left > 0 and needed <= manager.num_free_blocks:
             return FitsNow(replica.name, needed, manager.num_free_blocks)

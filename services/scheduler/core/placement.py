@@ -114,7 +114,7 @@ class Placer:
         for replica in replicas:
             num_in_line, num_kept = self._waiting.ahead_of(sequence, replica.name)
             num_tokens = replica.num_held_tokens + num_kept * replica.manager.block_size
-            cached_len = replica.manager.likely_cached_len(sequence.table, sequence.ledger.token_ids)
+            cached_len = replica.manager.likely_cached_len(sequence.table, sequence.hit_token_ids)
             loads.append(WorkerLoad(len(replica.running) + num_in_line, num_tokens, cached_len))
         choose = least_requests if sequence.request_id in self._suspects.strong else self._choose
         return choose(loads, self._turn)
@@ -131,7 +131,7 @@ class Placer:
         if sequence.attempt > 0 and (replica.running or num_ahead):
             num_kept += resume_watermark(manager.num_blocks)
         positions = positions_reserved(sequence.ledger.num_tokens, sequence.tokens_max)
-        match = manager.match(sequence.table, sequence.ledger.token_ids)
+        match = manager.match(sequence.table, sequence.hit_token_ids)
         start, needed = match.num_cached_tokens, manager.blocks_needed(match, positions)
         parent = self._parent_on(replica, sequence)
         shared_len = fork_len(parent, sequence) if parent is not None else 0

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_manager.block_table import BlockTable
+from kv_manager.hash_chain import TokenIds
 from services.scheduler.core.held_blocks import table_namespace
 from services.scheduler.core.lanes import Lanes
 from services.scheduler.core.ledger import Ledger
@@ -65,6 +66,13 @@ class Sequence:
     def output_len(self) -> int:
         """Committed output tokens."""
         return self.ledger.output_len
+
+    @property
+    def hit_token_ids(self) -> TokenIds:
+        """The tokens whose KV may be found cached. Who wants to know how likely its prompt is has every position of it computed for it, until
+        that is told with the first output token: nothing but the first token, which fills no block to hit."""
+        wants_prompt = self.submission.sampling.prompt_logprobs is not None and not self.output_len
+        return self.ledger.token_ids[:1] if wants_prompt else self.ledger.token_ids
 
     def output_token_ids(self, offset: int = 0) -> tuple[int, ...]:
         """Committed output tokens from `offset` on."""

@@ -262,3 +262,29 @@ def test_either_index_gives_the_same_batches() -> None:
         )
         assert rig.scheduler.load().prefix_cache.hit_tokens == 24
     assert told[0] == told[1]
+
+
+def test_who_wants_the_prompts_logprobs_has_every_position_computed() -> None:
+    rig = rig_of()
+    rig.submit(1, numbers(12), max_tokens=3)
+    rig.finish_all()
+    rig.submit(2, numbers(12), max_tokens=3, prompt_logprobs=0)
+    batch = rig.schedule()
+    assert batch is not None
+    assert [entry.num_cached_tokens for entry in batch.entries] == [0] and batch.num_scheduled_tokens.tolist() == [12]
+    rig.finish_all()
+    rig.submit(3, numbers(12), max_tokens=3)
+    rig.finish_all()
+    for number in (1, 2, 3):
+        rig.assert_as_alone(number)
+    assert [rig.sequence(number).num_cached_tokens for number in (1, 2, 3)] == [0, 0, 8]
+
+
+def test_a_fork_that_wants_the_prompts_logprobs_computes_it_itself() -> None:
+    rig = rig_of()
+    parent = rig.submit(1, numbers(12), max_tokens=8)
+    rig.try_submit(2, numbers(12), max_tokens=3, fork_of=parent, prompt_logprobs=1)
+    rig.finish_all()
+    rig.assert_as_alone(1)
+    rig.assert_as_alone(2)
+    assert rig.sequence(2).num_cached_tokens == 0
