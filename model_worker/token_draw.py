@@ -36,6 +36,9 @@ _CANDIDATES_MIN = 32
 _WORDS_MIN = 1 << 17
 """Noise token by token takes as long as this many words of whole rows, however few tokens there are."""
 
+_SMALLEST = 2.0**-149
+"""The smallest number above 0 in float32, which has only multiples of it near 0."""
+
 _LOWEST = np.finfo(np.float32).min
 """Above what a rule has ruled out."""
 
@@ -71,9 +74,10 @@ def narrow(logits: np.ndarray, best: np.ndarray, draws: Draws, by: Filter, space
     if by is Filter.TOP_K:
         floors = np.maximum(top_floors(logits, draws.top_ks), _LOWEST)
     else:
-        # A little too low, for what float32 rounds off: q >= min_p where logit - best >= temperature * log(min_p).
+        # A little too low, for what float32 rounds off: q >= min_p where logit - best >= temperature * log(min_p). Near zero float32 has
+        # only multiples of its smallest number, and a likelihood may have been rounded up to one.
         min_ps = np.full(len(best), LIKELY) if by is Filter.NONE else draws.min_ps
-        gaps = draws.temperatures * (np.log(min_ps) * (1 + 1e-5) - 1e-5)
+        gaps = draws.temperatures * (np.log(np.maximum(min_ps - _SMALLEST, _SMALLEST / 2)) * (1 + 1e-5) - 1e-5)
         floors = np.maximum(best + gaps - 1e-6 * (np.abs(best) + np.abs(gaps)), _LOWEST).astype(np.float32)
     chosen = np.greater_equal(logits, floors[:, None], out=space.chosen[: len(logits)])
     rows, candidates = compact(logits, chosen, _width_max(logits.shape[1]))

@@ -1,7 +1,7 @@
 """Candidates hold every token that a filter may leave, and are the same whatever rows are beside."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from row_maker import sample_rows
 
@@ -60,6 +60,7 @@ def test_joined_rows_are_those_of_the_parts() -> None:
     temperature=st.sampled_from([0.01, 0.7, 1.0, 100.0]),
     place=st.integers(0, 63),
 )
+@example(seed=273, scale=1.0, offset=0.0, temperature=0.01, place=12)  # a likelihood of 30 times the smallest number of float32
 def test_a_token_at_the_edge_of_min_p_is_a_candidate(
     seed: int, scale: float, offset: float, temperature: float, place: int
 ) -> None:
