@@ -26,12 +26,13 @@ def check_batch(batch: ScheduledBatch, slots: SlotTable, worker: WorkerDescripti
         refuse(f"{rows} rows, max_num_seqs is {worker.limits.max_num_seqs}")
     if tokens > worker.limits.max_num_batched_tokens:
         refuse(f"{tokens} positions, max_num_batched_tokens is {worker.limits.max_num_batched_tokens}")
-    columns = SlotColumns.of(slots)
+    columns = SlotColumns.of(slots, batch.seen_step)
     for drop in batch.drops:
         if drop.slot >= slots.num_slots:
             refuse(f"drop of slot {drop.slot}, the worker has {slots.num_slots}")
         if slots.holds(drop.slot, drop.request_id, drop.attempt):
             columns.held[drop.slot] = columns.swapped[drop.slot] = False
+            columns.unused_room[drop.slot] = 0
     if batch.moves_blocks and (problem := MoveCheck(batch, columns, slots, worker.geometry).problem()):
         refuse(problem)
     if batch.is_dummy_run:
@@ -92,7 +93,7 @@ def _entry_problem(entry: SlotEntry, columns: SlotColumns, slots: SlotTable, wor
 def _check_rows(
     batch: ScheduledBatch, columns: SlotColumns, slots: SlotTable, worker: WorkerDescription, refuse: Callable[[str], NoReturn]
 ) -> None:
-    """Slots that exist, are held and come once; blocks of the pool; decodes of one position."""
+    """Slots that exist, are held and come once; blocks of the pool; decodes with room for no more drafts than the worker makes."""
     if batch.slots.min() < 0 or batch.slots.max() >= slots.num_slots:
         refuse(f"a row's slot is not among the {slots.num_slots} of the worker")
     if not (held := columns.held[batch.slots]).all():
@@ -103,9 +104,12 @@ def _check_rows(
         refuse(f"slot {np.bincount(batch.slots).argmax()} has two rows")
     if batch.num_scheduled_tokens.min() < 1:
         refuse(f"row {batch.num_scheduled_tokens.argmin()} computes {batch.num_scheduled_tokens.min()} positions")
-    if batch.num_decodes and batch.num_scheduled_tokens[: batch.num_decodes].max() > 1:
+    drafts_max = worker.limits.num_speculative_tokens
+    if batch.num_decodes and batch.num_scheduled_tokens[: batch.num_decodes].max() > 1 + drafts_max:
         row = batch.num_scheduled_tokens[: batch.num_decodes].argmax()
-        refuse(f"row {row} is a decode of more than one position: this worker makes no drafts")
+        if not drafts_max:
+            refuse(f"row {row} is a decode of more than one position: this worker makes no drafts")
+        refuse(f"row {row} has room for {batch.num_scheduled_tokens[row] - 1} drafts, this worker makes at most {drafts_max}")
     if (
         len(batch.new_block_ids)
         and not 0 <= batch.new_block_ids.min() <= batch.new_block_ids.max() < worker.geometry.num_blocks
@@ -121,14 +125,19 @@ def _check_rows(
 def _check_positions(
     batch: ScheduledBatch, alive: np.ndarray, columns: SlotColumns, worker: WorkerDescription, refuse: Callable[[str], NoReturn]
 ) -> None:
-    """Rows (those of slots that have not failed) start where their KV ends, and stay within ids, blocks and model."""
-    context_lens = batch.context_lens.astype(np.int64)
+    """Rows (those of slots that have not failed) start where their KV ends, and stay within ids, blocks and model. A decode with room for
+    drafts starts at the last id."""
+    context_lens = batch.context_lens - columns.unused_room[batch.slots]
     starts, computed = context_lens - batch.num_scheduled_tokens, columns.computed_lens[batch.slots]
     if (wrong := alive & (starts != computed)).any():
         row = _first(wrong)
         refuse(f"row {row} starts at {starts[row]}, but slot {batch.slots[row]} has computed {computed[row]}")
     known = columns.num_ids[batch.slots]
-    if (wrong := alive & (context_lens > known)).any():
+    has_room = (np.arange(batch.num_rows) < batch.num_decodes) & (batch.num_scheduled_tokens > 1)
+    if (wrong := alive & has_room & (starts != known - 1)).any():
+        row = _first(wrong)
+        refuse(f"row {row} has room for drafts at {starts[row]}, but slot {batch.slots[row]} holds {known[row]} token ids")
+    if (wrong := alive & ~has_room & (context_lens > known)).any():
         row = _first(wrong)
         refuse(f"row {row} has context_len {context_lens[row]}, but slot {batch.slots[row]} holds {known[row]} token ids")
     if (wrong := alive & (context_lens > worker.model.max_model_len)).any():

@@ -8,7 +8,7 @@ stays, and it takes part in nothing until the scheduler drops it.
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,11 +20,15 @@ from model_worker.kv_pool import KVPool
 from model_worker.logprobs import NO_IDS, logprobs_of
 from model_worker.models.causal_lm import CausalLM
 from model_worker.prompt_targets import prompt_targets
+from model_worker.row_results import RowResults
+from model_worker.row_selection import select_rows
 from model_worker.sample_rows import SampleRows
 from model_worker.sampler import NO_TOKEN, NOT_FINITE, Sampler
 from model_worker.sampling_table import OFF, SamplingTable
 from model_worker.slot_table import SlotTable
-from tessera.values.batch import RowError, ScheduledBatch, ScheduledBatchOutput
+from model_worker.speculation.proposer import Proposer
+from model_worker.speculation.verification import accepted
+from tessera.values.batch import NO_DRAFTS, RowError, ScheduledBatch, ScheduledBatchOutput
 from tessera.values.logprobs import Logprobs, PromptLogprobs, joined_logprobs
 from tessera.values.model import WorkerDescription
 from tessera.values.report import WorkerReport
@@ -39,22 +43,14 @@ FAILURE_TEXT_MAX = 256
 
 @dataclass(slots=True)
 class _Computed:
-    """What became of rows: `done` (bool `[R]`) were computed; `logits` float32 `[number of them, vocab]` of their last positions;
-    `prompt_logprobs` of all rows."""
+    """What became of `rows`: `done` (bool `[R]`) were computed; `logits` float32 `[sum of their logits_counts, vocab]`; `prompt_logprobs` of
+    all rows."""
 
+    rows: Rows
     done: np.ndarray
     logits: np.ndarray
     prompt_logprobs: PromptLogprobs | None
     failures: dict[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Advanced:
-    """What rows gave: `token_ids` int32 `[R]`, NO_TOKEN where a row has none; `logprobs` of the others."""
-
-    token_ids: np.ndarray
-    logprobs: Logprobs | None = None
-    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,12 +67,14 @@ class Engine:
     """Not thread-safe: one thread executes, and reports only between two batches. Owns the model's KV pool, and makes the host pool
     that `description` names."""
 
-    def __init__(self, model: CausalLM, kv: KVPool, description: WorkerDescription) -> None:
+    def __init__(self, model: CausalLM, kv: KVPool, description: WorkerDescription, proposer: Proposer | None = None) -> None:
+        assert proposer is not None or not description.limits.num_speculative_tokens, "nobody to make the drafts"
         self.description = description
         self.last_step = 0  # highest step executed
         self._model = model
         self._kv = kv
         self._host = HostPool(kv, description.geometry.num_host_blocks)
+        self._proposer = proposer
         self._sampler = Sampler(description.model.eos_token_ids, torch.get_num_threads())
         num_slots = SLOTS_PER_SEQUENCE * description.limits.max_num_seqs
         self._slots = SlotTable(num_slots, description.model.max_model_len, description.geometry)
@@ -88,27 +86,24 @@ class Engine:
         check_batch(batch, self._slots, self.description, self.last_step)
         self._apply(batch)
         started_ns = time.perf_counter_ns()
-        advanced = _Advanced(np.full(batch.num_rows, NO_TOKEN, dtype=np.int32))
+        results = RowResults.none(batch.num_rows)
         if batch.is_dummy_run:
             row_errors = self._run_dummy(batch)
         else:
-            alive = np.ones(batch.num_rows, dtype=np.bool_)
-            if self._slots.failures:
-                alive = ~np.isin(batch.slots, list(self._slots.failures))
-            if alive.any():
-                advanced = _spread(self._advance(self._select(batch, alive), batch.step_id), alive)
+            results = self._run(batch)
             row_errors = self._row_errors(batch)
         self.last_step = batch.step_id
         return ScheduledBatchOutput(
             epoch=batch.epoch,
             nonce=batch.nonce,
             step_id=batch.step_id,
-            token_counts=(advanced.token_ids != NO_TOKEN).astype(np.int32),
-            token_ids=advanced.token_ids[advanced.token_ids != NO_TOKEN],
+            token_counts=results.token_counts.astype(np.int32),
+            token_ids=results.token_ids[results.token_ids != NO_TOKEN],
             row_errors=row_errors,
             compute_us=(time.perf_counter_ns() - started_ns) // 1000,
-            logprobs=advanced.logprobs,
-            prompt_logprobs=advanced.prompt_logprobs,
+            draft_counts=results.draft_counts if results.draft_counts.any() else NO_DRAFTS,
+            logprobs=results.logprobs,
+            prompt_logprobs=results.prompt_logprobs,
         )
 
     def report(self, nonce: int) -> WorkerReport:
@@ -140,6 +135,7 @@ class Engine:
         for drop in batch.drops:
             self._slots.drop(drop, batch.step_id)
         self._slots.forget_dropped(batch.durable_step)
+        self._slots.unused_room.forget_until(batch.seen_step)
         if batch.moves_blocks:
             self._move(batch)
         for entry in batch.entries:
@@ -173,54 +169,70 @@ class Engine:
             self._kv.zero_blocks(np.array([self._kv.null_block]))
         return ()
 
-    def _select(self, batch: ScheduledBatch, alive: np.ndarray) -> Rows:
-        slots, context_lens = batch.slots[alive].astype(np.int64), batch.context_lens[alive].astype(np.int64)
-        return Rows(
-            slots=slots,
-            num_scheduled_tokens=batch.num_scheduled_tokens[alive].astype(np.int64),
-            context_lens=context_lens,
-            samples=context_lens == self._slots.num_ids[slots],
-            num_decodes=int(np.count_nonzero(alive[: batch.num_decodes])),
-        )
+    def _run(self, batch: ScheduledBatch) -> RowResults:
+        """Compute the rows of a batch."""
+        rows, order = select_rows(batch, self._slots, self._proposer)
+        if not len(order):
+            return RowResults.none(batch.num_rows)
+        results = self._advance(rows, batch.step_id).of_batch(order, batch.num_rows)
+        room = batch.num_scheduled_tokens[: batch.num_decodes]
+        if room.max(initial=1) > 1:
+            unused = np.where(room > 1, room - results.token_counts[: batch.num_decodes], 0)
+            self._slots.unused_room.note(batch.step_id, batch.slots[: batch.num_decodes], unused)
+        return results
 
-    def _advance(self, rows: Rows, step_id: int) -> _Advanced:
+    def _advance(self, rows: Rows, step_id: int) -> RowResults:
         """Compute, sample and remember."""
         computed = self._compute(rows, step_id)
-        token_ids, logprobs = np.full(len(rows.slots), NO_TOKEN, dtype=np.int32), None
-        done, samples = np.flatnonzero(computed.done), rows.samples.copy()
-        samples[list(computed.failures)] = False
-        if len(done):
-            # Unfinished prefill chunks too, for the check of their logits: KV with a NaN must not count as computed.
-            sampled = self._sampler.sample(computed.logits, self._sample_rows(rows.slots[done], samples[done]))
-            token_ids[done] = sampled.token_ids
-            logprobs = sampled.logprobs
-            computed.failures.update({int(done[row]): text for row, text in sampled.failures.items()})
+        rows, drafts = computed.rows, computed.rows.drafts
+        token_ids, logprobs = np.full((len(rows.slots), 1 + drafts.token_ids.shape[1]), NO_TOKEN, np.int32), None
+        if computed.done.any():
+            token_ids, logprobs = self._sample(computed, token_ids)
         for row, text in computed.failures.items():
             _log.error("step %d: the row of slot %d fails: %s", step_id, rows.slots[row], text)
             self._slots.failures[int(rows.slots[row])] = text
             computed.done[row] = False
-        self._slots.computed_lens[rows.slots[computed.done]] = rows.context_lens[computed.done]
-        sampled_rows = token_ids != NO_TOKEN
-        self._slots.append_tokens(rows.slots[sampled_rows], token_ids[sampled_rows])
-        if logprobs is not None:
-            has_token = sampled_rows[done]
-            logprobs = replace(logprobs, counts=logprobs.counts[has_token], ranks=logprobs.ranks[has_token])
-        return _Advanced(token_ids, logprobs, computed.prompt_logprobs)
+        counts = np.count_nonzero(token_ids != NO_TOKEN, axis=1)
+        computed_lens = rows.context_lens - np.where(rows.samples, rows.logits_counts - counts, 0)
+        self._slots.computed_lens[rows.slots[computed.done]] = computed_lens[computed.done]
+        self._slots.append_tokens(rows.slots, counts, token_ids[token_ids != NO_TOKEN])
+        return RowResults(token_ids, drafts.counts, logprobs, computed.prompt_logprobs)
 
-    def _sample_rows(self, slots: np.ndarray, samples: np.ndarray) -> SampleRows:
-        table = self._slots
-        return SampleRows(self._sampling, table.token_ids, slots, table.prompt_lens[slots], table.num_ids[slots], samples)
+    def _sample(self, computed: _Computed, targets: np.ndarray) -> tuple[np.ndarray, Logprobs | None]:
+        """Draw from the logits of every computed position, into `targets` (int32 `[R, W]`, NO_TOKEN everywhere). Returns the tokens of the rows,
+        and their log-probabilities. A row fails where its first position does; where a later one does, the tokens before it stand, and
+        the next step finds out whether it was a draft's fault."""
+        table, rows, done = self._slots, computed.rows, np.flatnonzero(computed.done)
+        counts, samples = rows.logits_counts[done], rows.samples.copy()
+        samples[list(computed.failures)] = False
+        row_of = np.repeat(done, counts)
+        places = np.arange(len(row_of)) - np.repeat(np.cumsum(counts) - counts, counts)
+        slots = rows.slots[row_of]
+        # Unfinished prefill chunks too, for the check of their logits: KV with a NaN must not count as computed.
+        sampled = self._sampler.sample(
+            computed.logits,
+            SampleRows(
+                self._sampling, table.token_ids, slots, table.prompt_lens[slots], table.num_ids[slots] + places, samples[row_of]
+            ),
+        )
+        targets[row_of, places] = sampled.token_ids
+        computed.failures.update({int(row_of[at]): text for at, text in sampled.failures.items() if not places[at]})
+        token_ids, logprobs = accepted(targets, rows.drafts.token_ids), sampled.logprobs
+        if logprobs is not None:
+            logprobs = logprobs.of(np.flatnonzero(token_ids[row_of, places] != NO_TOKEN))
+        return token_ids, logprobs
 
     def _compute(self, rows: Rows, step_id: int) -> _Computed:
-        """All rows in one pass; after two failures one row after the other, so that only the cause fails. KV that a failed
-        pass wrote lies beyond every computed length, and the next pass writes it again."""
+        """All rows in one pass; where that fails again without drafts, one row after the other, so that only the cause fails. KV that a
+        failed pass wrote lies beyond every computed length, and the next pass writes it again."""
         everyone = np.ones(len(rows.slots), dtype=np.bool_)
         for attempt in (1, 2):
             try:
                 logits, prompt_logprobs = self._forward(rows, step_id)
-                return _Computed(everyone, logits, prompt_logprobs, _prompt_failures(prompt_logprobs))
+                return _Computed(rows, everyone, logits, prompt_logprobs, _prompt_failures(prompt_logprobs))
             except Exception as error:  # noqa: BLE001 - whatever a model or a kernel raises must not end its neighbours
                 _log.warning("step %d failed, try %d: %s", step_id, attempt, _text(error), exc_info=error)
+            rows = rows.without_drafts()
         parts, failures = [np.empty((0, self.description.model.vocab_size), dtype=np.float32)], {}
         prompts: dict[int, PromptLogprobs] = {}
         for row in range(len(rows.slots)):
@@ -233,23 +245,23 @@ class Engine:
                 failures[row] = _text(error)
                 everyone[row] = False
         prompt_logprobs = _in_one(prompts, len(rows.slots))
-        return _Computed(everyone, np.concatenate(parts), prompt_logprobs, failures | _prompt_failures(prompt_logprobs))
+        return _Computed(rows, everyone, np.concatenate(parts), prompt_logprobs, failures | _prompt_failures(prompt_logprobs))
 
     def _forward(self, rows: Rows, step_id: int) -> tuple[np.ndarray, PromptLogprobs | None]:
-        """Logits of every row's last position, on the host, float32 `[R, vocab]`, valid until the next call; and what the prompts' own
-        tokens had."""
+        """Logits of every row's last `logits_counts` positions, on the host, float32 `[sum, vocab]`, valid until the next call; and what the
+        prompts' own tokens had."""
         wanted = self._sampling.prompt_logprobs
         targets = prompt_targets(rows, self._slots, wanted != OFF)
         batch = build_batch(rows, self._slots, self._kv.block_size, targets.places)
         self._last_write_step[batch.slot_mapping.numpy() // self._kv.block_size] = step_id
         logits = self._model.forward(batch, self._kv).cpu().numpy()
-        num_rows, num_targets = len(rows.slots), len(targets.rows)
+        num_logits, num_targets = int(rows.logits_counts.sum()), len(targets.rows)
         if not num_targets:
             return logits, None
         num_top = wanted[rows.slots[targets.rows]]
-        tokens = logprobs_of(logits[num_rows:], targets.token_ids, num_top, [NO_IDS] * num_targets)
-        row_counts = np.bincount(targets.rows, minlength=num_rows).astype(np.int32)
-        return logits[:num_rows], PromptLogprobs(row_counts, tokens)
+        tokens = logprobs_of(logits[num_logits:], targets.token_ids, num_top, [NO_IDS] * num_targets)
+        row_counts = np.bincount(targets.rows, minlength=len(rows.slots)).astype(np.int32)
+        return logits[:num_logits], PromptLogprobs(row_counts, tokens)
 
     def _row_errors(self, batch: ScheduledBatch) -> tuple[RowError, ...]:
         failures = self._slots.failures
@@ -260,18 +272,6 @@ class Engine:
 
 def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:FAILURE_TEXT_MAX]
-
-
-def _spread(advanced: _Advanced, alive: np.ndarray) -> _Advanced:
-    """From the rows that are alive to all rows of their batch (bool `[R]`)."""
-    token_ids = np.full(len(alive), NO_TOKEN, dtype=np.int32)
-    token_ids[alive] = advanced.token_ids
-    prompt_logprobs = advanced.prompt_logprobs
-    if prompt_logprobs is not None:
-        row_counts = np.zeros(len(alive), dtype=np.int32)
-        row_counts[alive] = prompt_logprobs.row_counts
-        prompt_logprobs = replace(prompt_logprobs, row_counts=row_counts)
-    return replace(advanced, token_ids=token_ids, prompt_logprobs=prompt_logprobs)
 
 
 def _prompt_failures(prompt_logprobs: PromptLogprobs | None) -> dict[int, str]:

@@ -8,17 +8,26 @@ import torch
 from model_worker.batch import Batch
 from model_worker.kv_pool import KVPool
 from model_worker.slot_table import SlotTable
+from model_worker.speculation.proposer import Drafts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Rows of one forward pass, decodes first; int64 `[R]` each. `samples` (bool): the row's last position gives a token."""
+    """Rows of one forward pass, decodes first; int64 `[R]` each. `samples` (bool): the row's last position gives a token,
+    as do the `drafts.counts` positions before it. The drafts of a row lie in the slot table too, behind the known ids. The first
+    `num_singles` rows have one position, the next ones drafts, and the others none."""
 
     slots: np.ndarray
     num_scheduled_tokens: np.ndarray
     context_lens: np.ndarray
     samples: np.ndarray
-    num_decodes: int
+    drafts: Drafts
+    num_singles: int
+
+    @property
+    def logits_counts(self) -> np.ndarray:
+        """How many of each row's last positions have logits: one, and one for every draft."""
+        return 1 + self.drafts.counts
 
     def only(self, row: int) -> "Rows":
         """One row by itself."""
@@ -28,7 +37,19 @@ class Rows:
             num_scheduled_tokens=self.num_scheduled_tokens[one],
             context_lens=self.context_lens[one],
             samples=self.samples[one],
-            num_decodes=int(row < self.num_decodes),
+            drafts=self.drafts.of(np.array([row])),
+            num_singles=int(row < self.num_singles),
+        )
+
+    def without_drafts(self) -> "Rows":
+        """The rows as they would be without speculation."""
+        return Rows(
+            slots=self.slots,
+            num_scheduled_tokens=self.num_scheduled_tokens - self.drafts.counts,
+            context_lens=self.context_lens - self.drafts.counts,
+            samples=self.samples,
+            drafts=Drafts.none(len(self.slots)),
+            num_singles=self.num_singles + int(np.count_nonzero(self.drafts.counts)),
         )
 
 
@@ -53,8 +74,8 @@ def build_dummy_batch(counts: np.ndarray, context_lens: np.ndarray, num_decodes:
 
 
 def build_batch(rows: Rows, slots: SlotTable, block_size: int, also: np.ndarray) -> Batch:
-    """The batch that computes `rows`, with the logits of every row's last position, and behind them those of the tokens `also` of the
-    pass (int64); its tensors are new. R >= 1."""
+    """The batch that computes `rows`, with the logits of every row's last `logits_counts` positions, and behind them those of the tokens
+    `also` of the pass (int64); its tensors are new. R >= 1."""
     counts, context_lens = rows.num_scheduled_tokens, rows.context_lens
     ends = np.cumsum(counts)
     row_of = np.repeat(np.arange(len(counts)), counts)
@@ -62,6 +83,8 @@ def build_batch(rows: Rows, slots: SlotTable, block_size: int, also: np.ndarray)
     slot_of = rows.slots[row_of]
     block_ids = slots.block_tables[slot_of, positions // block_size].astype(np.int64)
     blocks_max = -(-int(context_lens.max()) // block_size)
+    logits_ends = np.cumsum(rows.logits_counts)
+    lasts = np.arange(logits_ends[-1]) + np.repeat(ends - logits_ends, rows.logits_counts)
     return Batch(
         input_ids=torch.from_numpy(slots.token_ids[slot_of, positions].astype(np.int64)),
         positions=torch.from_numpy(positions),
@@ -69,6 +92,6 @@ def build_batch(rows: Rows, slots: SlotTable, block_size: int, also: np.ndarray)
         cu_seqlens_q=torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)),
         context_lens=torch.from_numpy(context_lens.astype(np.int32)),
         block_tables=torch.from_numpy(slots.block_tables[rows.slots, :blocks_max]),
-        num_decodes=rows.num_decodes,
-        logits_rows=torch.from_numpy(np.concatenate((ends - 1, also))),
+        num_decodes=rows.num_singles,
+        logits_rows=torch.from_numpy(np.concatenate((lasts, also))),
     )

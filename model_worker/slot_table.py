@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from model_worker.speculation.unused_room import UnusedRoom
 from tessera.values.batch import SlotDrop, SlotEntry
 from tessera.values.model import KVGeometry
 from tessera.values.report import DroppedSlot, SlotReport
@@ -20,7 +21,7 @@ class SlotTable:
     `prompt_lens`, `num_ids` (token ids known: prompt and outputs), `computed_lens` (positions with valid KV), `table_lens` (blocks owned),
     `token_ids` int32 `[num_slots, max_model_len + 1]`, `block_tables` int32 `[num_slots, blocks_max]`. By block: `users` int32 (tables
     that name a block of the pool), `host_users` (the same of the host pool). `failures` says why a slot has ended for good: it takes
-    part in no step until it is dropped. Readers do not write to the columns.
+    part in no step until it is dropped. `unused_room`: see there. Readers do not write to the columns.
     """
 
     def __init__(self, num_slots: int, max_model_len: int, geometry: KVGeometry) -> None:
@@ -39,6 +40,7 @@ class SlotTable:
         self.users = np.zeros(geometry.num_blocks, dtype=np.int32)
         self.host_users = np.zeros(geometry.num_host_blocks, dtype=np.int32)
         self.failures: dict[int, str] = {}
+        self.unused_room = UnusedRoom(num_slots)
         self._request_ids: dict[int, bytes] = {}
         self._cache_salts: dict[int, str] = {}
         self._dropped: deque[DroppedSlot] = deque(maxlen=DROPPED_SLOTS_MAX)
@@ -80,6 +82,7 @@ class SlotTable:
         self.held[drop.slot] = self.swapped[drop.slot] = False
         del self._request_ids[drop.slot], self._cache_salts[drop.slot]
         self.failures.pop(drop.slot, None)
+        self.unused_room.forget_slot(drop.slot)
 
     def enter(self, entry: SlotEntry) -> None:
         """Put a sequence into a free slot."""
@@ -115,10 +118,21 @@ class SlotTable:
         self.table_lens[slots] += counts
         self.users[block_ids] += 1
 
-    def append_tokens(self, slots: np.ndarray, token_ids: np.ndarray) -> None:
-        """Append one sampled token to each of `slots`."""
-        self.token_ids[slots, self.num_ids[slots]] = token_ids
-        self.num_ids[slots] += 1
+    def append_tokens(self, slots: np.ndarray, counts: np.ndarray, token_ids: np.ndarray) -> None:
+        """Append `counts[i]` of `token_ids`, in order, to the ids of `slots[i]`; a slot comes at most once."""
+        self._write_ids(slots, counts, token_ids)
+        self.num_ids[slots] += counts
+
+    def place_drafts(self, slots: np.ndarray, counts: np.ndarray, token_ids: np.ndarray) -> None:
+        """Put `counts[i]` of `token_ids` where the next ids of `slots[i]` will be, for one step to read: they are no ids, and nothing that
+        looks at `num_ids` sees them."""
+        self._write_ids(slots, counts, token_ids)
+
+    def _write_ids(self, slots: np.ndarray, counts: np.ndarray, token_ids: np.ndarray) -> None:
+        """Write ids behind those known."""
+        rows = np.repeat(slots, counts)
+        offsets = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.token_ids[rows, self.num_ids[rows] + offsets] = token_ids
 
     def reports(self) -> tuple[SlotReport, ...]:
         """All live slots, by number; arrays are copies."""

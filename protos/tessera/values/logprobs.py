@@ -21,6 +21,13 @@ class Logprobs:
     logprobs: np.ndarray
     ranks: np.ndarray
 
+    def of(self, tokens: np.ndarray) -> "Logprobs":
+        """Some of the tokens, by number, in this order."""
+        counts = self.counts[tokens]
+        firsts = (np.cumsum(self.counts) - self.counts)[tokens]
+        entries = np.arange(counts.sum()) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
+        return Logprobs(counts, self.token_ids[entries], self.logprobs[entries], self.ranks[tokens])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptLogprobs:

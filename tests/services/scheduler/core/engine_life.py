@@ -2,7 +2,7 @@
 
 import random
 
-from engine_worker import EngineWorker, greedy_output
+from engine_worker import EngineWorker, KnowingProposer, greedy_output
 from scheduler_rig import Rig
 
 from tessera.values.config import POLICIES, PREEMPTION_POLICIES, QUEUE_ORDERS, Config
@@ -13,10 +13,12 @@ PREFIXES = ([], [10, 11, 12, 13], [10, 11, 12, 13, 14, 15, 16, 17], [20, 21, 22,
 SALTS = ("", "", "tenant")
 
 
-def random_config(rng: random.Random, mode: str) -> Config:
+def random_config(rng: random.Random, mode: str, num_drafts: int) -> Config:
+    max_num_seqs = rng.randint(2, 6)
     return Config(
-        max_num_seqs=rng.randint(2, 6),
-        max_num_batched_tokens=rng.randint(6, 24),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(rng.randint(6, 24), max_num_seqs * (1 + num_drafts)),
+        num_speculative_tokens=num_drafts,
         enable_prefix_caching=rng.random() < 0.8,
         enable_chunked_prefill=rng.random() < 0.8,
         policy=rng.choice(POLICIES),
@@ -30,17 +32,18 @@ def random_config(rng: random.Random, mode: str) -> Config:
 
 class Life:
     """Requests of a few prefixes and tenants, some of them forks, in a pool that never holds all of them. A subclass may have another
-    engine, other parameters, and other interruptions."""
+    engine, other parameters, and other interruptions. With `num_drafts` a row verifies up to so many, right and wrong ones."""
 
     worker_class = EngineWorker
 
-    def __init__(self, seed: int, mode: str) -> None:
+    def __init__(self, seed: int, mode: str, num_drafts: int = 0) -> None:
         self.rng = random.Random(seed)
         block_size = self.rng.choice((1, 2, 4))
-        limits = WorkerLimits(max_num_seqs=6, max_num_batched_tokens=24)
+        limits = WorkerLimits(max_num_seqs=6, max_num_batched_tokens=24, num_speculative_tokens=num_drafts)
         host_blocks = self.rng.choice((8, 64)) // block_size
-        self.worker = self.worker_class(self.rng.randint(32, 56) // block_size, block_size, limits, host_blocks)
-        self.rig = Rig(random_config(self.rng, mode), self.worker)
+        proposer = KnowingProposer(seed, self.rng.choice((0.3, 0.7, 1.0))) if num_drafts else None
+        self.worker = self.worker_class(self.rng.randint(32, 56) // block_size, block_size, limits, host_blocks, proposer)
+        self.rig = Rig(random_config(self.rng, mode, num_drafts), self.worker)
         self.rig.take_every = 4
         self.prompts: dict[int, list[int]] = {}
 
@@ -86,8 +89,11 @@ class Life:
         for number in self.prompts:
             output, reason = self.rig.output(number), self.rig.reason(number)
             assert output == self.alone(number, len(output)), f"request {number}"
-            assert reason in (FinishReason.MAX_TOKENS, FinishReason.MAX_MODEL_LEN, FinishReason.ABORTED)
-            asked = self.rig.sequence(number).submission.sampling.max_tokens
-            assert (reason is FinishReason.MAX_TOKENS) == (len(output) == asked), f"request {number}"
+            sampling = self.rig.sequence(number).submission.sampling
+            stops = [at for at, token in enumerate(output, 1) if token in sampling.stop_token_ids and at >= sampling.min_tokens]
+            assert stops in ([], [len(output)]) and bool(stops) == (reason is FinishReason.STOP_TOKEN), f"request {number}"
+            if not stops:
+                assert reason in (FinishReason.MAX_TOKENS, FinishReason.MAX_MODEL_LEN, FinishReason.ABORTED)
+                assert (reason is FinishReason.MAX_TOKENS) == (len(output) == sampling.max_tokens), f"request {number}"
         assert self.rig.free_blocks == self.rig.worker.geometry.num_blocks
         assert self.worker.engine.num_slots_held == 0

@@ -1,0 +1,1 @@
+"""Speculative decoding: who proposes drafts, and which of them a step accepts."""
