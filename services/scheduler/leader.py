@@ -22,6 +22,7 @@ from services.scheduler.core.streams import Streams
 from services.scheduler.core.worker_loss import LEFT, WorkerLoss
 from services.scheduler.notice import Notice
 from services.scheduler.sessions import GatewaySession
+from services.scheduler.spec_log import SpecLog
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.config import Config
 from tessera.values.identity import Epoch
@@ -88,6 +89,7 @@ class Leader:
         self._is_checked = False
         self._shortage = Notice(_log)
         self._length_told = 0
+        self._spec_log = SpecLog()
 
     def lead(
         self, recovered: Recovered, reports: dict[str, WorkerReport], senders: dict[str, Callable[[ScheduledBatch], None]]
@@ -250,6 +252,7 @@ class Leader:
             self._shortage.end("no request waits for a larger worker")
         else:
             self._shortage.say("requests wait for a larger worker", wait_ms=self._config.capacity_wait_ms, **asdict(shortage))
+        self._spec_log.look(self.scheduler.spec_stats)
         self._settle(None)
         self._note_idle(now)
 
@@ -319,10 +322,8 @@ class Leader:
             case Admitted() | Known():
                 self._claim(session, answer.request_id, submit.subscriber, len(submit.received_token_ids), request_id)
             case Refused():
-                rejected = Rejected(
-                    request_id, submit.subscriber, _REJECT[answer.reason], answer.message, answer.retry_after_ms
-                )
-                session.post(rejected)
+                reason = _REJECT[answer.reason]
+                session.post(Rejected(request_id, submit.subscriber, reason, answer.message, answer.retry_after_ms))
         return isinstance(answer, Admitted)
 
     def _foreign_id(self, token_ids: tuple[int, ...]) -> int | None:

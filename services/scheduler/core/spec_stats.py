@@ -17,6 +17,13 @@ class SpecStats:
         self.accepted += [0] * (num_accepted + 1 - len(self.accepted))
         self.accepted[num_accepted] += 1
 
+    def since(self, earlier: "SpecStats") -> "SpecStats":
+        """What was counted after `earlier`, a copy of these counts as they were then."""
+        before = earlier.accepted + [0] * (len(self.accepted) - len(earlier.accepted))
+        return SpecStats(
+            self.num_drafts - earlier.num_drafts, [now - then for now, then in zip(self.accepted, before, strict=True)]
+        )
+
     @property
     def num_steps(self) -> int:
         """Rows counted."""
