@@ -11,6 +11,7 @@ from services.cli.redis_part import RedisPart
 from services.cli.supervisor import Part
 from services.cli.up_config import UpConfig
 from services.scheduler.store.embedded_redis import EmbeddedRedis
+from services.worker.config import SpeculationConfig
 from tessera.values.known_models import served_name
 
 DRAIN_GRACE_S = 2.0
@@ -51,12 +52,26 @@ def local_parts(config: UpConfig, folder: DataFolder) -> list[Part]:
     group = re.sub(r"[{}: ]", "-", served_name(config.model))  # another model in the same folder is another group
     invariant = ["--batch-invariant"] if config.batch_invariant else []
     drain, lease = ["--drain-grace-s", str(DRAIN_GRACE_S)], ["--lease-ms", str(LEASE_MS)]
+    drafts, proposer = _speculation(config.speculation)
     parts: list[Part] = [
         _role("gateway", folder, ["--scheduler", scheduler, "--model", config.model, "--listen", config.listen, *drain]),
-        _role("scheduler", folder, ["--worker", worker, "--redis", redis_url, "--group", group, "--listen", scheduler, *lease]),
-        _role("worker", folder, ["--model", config.model, "--listen", worker, *invariant]),
+        _role(
+            "scheduler",
+            folder,
+            ["--worker", worker, "--redis", redis_url, "--group", group, "--listen", scheduler, *lease, *drafts],
+        ),
+        _role("worker", folder, ["--model", config.model, "--listen", worker, *invariant, *drafts, *proposer]),
     ]
     return [*parts, RedisPart(redis)] if redis else parts
+
+
+def _speculation(config: SpeculationConfig) -> tuple[list[str], list[str]]:
+    """Options of scheduler and worker, and of the worker alone; none where it is off, so that the environment can turn it on."""
+    if not config.num_speculative_tokens:
+        return [], []
+    drafts = ["--num-speculative-tokens", str(config.num_speculative_tokens)]
+    ngram = ["--ngram-min", str(config.ngram_min), "--ngram-max", str(config.ngram_max)]
+    return drafts, ["--proposer", config.proposer, *ngram]
 
 
 def _role(role: str, folder: DataFolder, options: list[str]) -> Child:

@@ -55,7 +55,11 @@ _TEXTS: dict[str, Text | None] = {
         "0 is no cap.",
         "MS",
     ),
-    "num_speculative_tokens": None,  # no worker makes drafts yet
+    "num_speculative_tokens": Text(
+        "Speculation: most tokens that a worker may guess ahead of one answer in a step, where it does (its own option of this name; the "
+        "smaller number counts). max-num-batched-tokens must be at least max-num-seqs times 1 + this; 0 is off.",
+        "COUNT",
+    ),
     "max_batches_in_flight": Text("1 or 2. With 2 the next batch leaves before the last output is known.", "COUNT"),
     "lockstep": Text(
         "The workers compute in lockstep, as those of one model with expert parallelism must: every step goes to all of them, and who has "

@@ -14,6 +14,7 @@ from services.cli.child import PartDied
 from services.cli.config_options import Text, build_config, config_options
 from services.cli.data_folder import DataFolder, DataFolderInUse
 from services.cli.local_system import STOP_GRACE_S, PortTaken, check_listen, local_parts
+from services.cli.speculation_texts import SPECULATION_TEXTS
 from services.cli.supervisor import Supervisor
 from services.cli.up_config import DEFAULT_LISTEN, UpConfig
 from tessera.client import ChatMessage, GenerateOptions, TesseraError
@@ -35,6 +36,7 @@ _TEXTS = {
     "once": Text("End after the answer instead of serving on."),
     "batch_invariant": Text("Compute a request bit for bit the same whatever runs beside it; slower (see docs/operations.md)."),
     "start_timeout_s": Text("Give up when not everything is ready after this long.", "SECONDS"),
+    **SPECULATION_TEXTS,
 }
 
 

@@ -1,8 +1,9 @@
 """What one `tessera up` runs and where."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.worker.config import SpeculationConfig
 from tessera.values.config import ConfigError
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -21,6 +22,7 @@ class UpConfig:
     once: bool = False
     batch_invariant: bool = False  # see the worker's
     start_timeout_s: float = 300.0
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
         host, _, port = self.listen.rpartition(":")

@@ -6,6 +6,7 @@ import click
 
 from services.cli.config_options import Text, build_config, config_options
 from services.cli.early_stop import end_on_sigterm
+from services.cli.speculation_texts import SPECULATION_TEXTS
 from services.worker.config import WorkerConfig
 
 _TEXTS = {
@@ -25,6 +26,7 @@ _TEXTS = {
         "Most token positions in one batch, at least max-num-seqs. Running answers wait for the whole batch.", "TOKENS"
     ),
     "max_model_len": Text("Longest prompt plus output. Without it: what the model was trained for.", "TOKENS"),
+    **SPECULATION_TEXTS,
     "threads": Text("Threads that compute, 1 to 1024. Without it: one per core that this process may use.", "COUNT"),
     "batch_invariant": Text(
         "Compute a request bit for bit the same alone, in any batch, and after any preemption or restart; slower (see docs/operations.md)."

@@ -1,9 +1,29 @@
 """Configuration of one worker process, validated once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tessera.values.config import ConfigError, check_minimums
+from tessera.values.config import ConfigError, check_choices, check_minimums
+
+PROPOSERS = ("ngram",)
+"""Who makes drafts: `ngram` looks for what the last tokens were followed by when they came before."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """How a worker guesses tokens ahead."""
+
+    num_speculative_tokens: int = 0  # most drafts of one sequence per step; the scheduler may allow fewer; 0 is off
+    proposer: str = "ngram"  # one of PROPOSERS
+    ngram_min: int = 2  # tokens that must have come before, at least
+    ngram_max: int = 4  # tokens that are compared, at most
+
+    def __post_init__(self) -> None:
+        check_minimums(self, {"num_speculative_tokens": 0, "ngram_min": 1, "ngram_max": 1})
+        check_choices(self, {"proposer": PROPOSERS})
+        if self.ngram_max < self.ngram_min:
+            raise ConfigError(f"ngram_max ({self.ngram_max}) must be at least ngram_min ({self.ngram_min})")
+
 
 THREADS_MAX = 1024
 """More cores than any machine has for one worker; torch starts as many threads as it is told to, and ends the process where it cannot."""
@@ -27,6 +47,7 @@ class WorkerConfig:
     # decodes as well, unless the scheduler has an `itl_target_ms`.
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None  # tokens, prompt and output; None: what the model was trained for
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     threads: int | None = None  # torch threads; None: one per core this process may use
     batch_invariant: bool = False  # the same bits for a request in any batch, however its context was computed
     heartbeat_ms: int = 500

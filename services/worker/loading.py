@@ -18,8 +18,10 @@ from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_pool import KVPool, kv_bytes_per_token, num_blocks_for
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.deterministic import ARCHITECTURE, DeterministicLM, deterministic_config
+from model_worker.speculation.ngram import NgramProposer
+from model_worker.speculation.proposer import Proposer
 from model_worker.weights.open_model import load_model, open_model
-from services.worker.config import WorkerConfig
+from services.worker.config import SpeculationConfig, WorkerConfig
 from tessera.values.config import ConfigError
 from tessera.values.identity import new_instance_id
 from tessera.values.model import ModelInfo, WorkerDescription, WorkerLimits
@@ -62,9 +64,11 @@ def load_engine(config: WorkerConfig) -> Engine:
     kv = KVPool(shape.num_layers, num_blocks, config.block_size, shape.num_kv_heads, shape.head_dim)
     if config.batch_invariant:
         _find_tiles(model, kv)
-    limits = WorkerLimits(config.max_num_seqs, config.max_num_batched_tokens)
+    num_drafts = config.speculation.num_speculative_tokens
+    limits = WorkerLimits(config.max_num_seqs, config.max_num_batched_tokens, num_speculative_tokens=num_drafts)
     geometry = replace(kv.geometry, num_host_blocks=num_host_blocks)
-    engine = Engine(model, kv, WorkerDescription(new_instance_id(), info, geometry, limits))
+    description = WorkerDescription(new_instance_id(), info, geometry, limits)
+    engine = Engine(model, kv, description, _proposer(config.speculation))
     _log.info(
         "model loaded",
         model=info.name,
@@ -76,6 +80,7 @@ def load_engine(config: WorkerConfig) -> Engine:
         kv_tokens=kv.geometry.num_tokens,
         kv_mib=round(num_blocks * config.block_size * token_bytes / 2**20),
         host_blocks=num_host_blocks,
+        speculative_tokens=num_drafts,
     )
     return engine
 
@@ -125,6 +130,13 @@ def _find_tiles(model: CausalLM, kv: KVPool) -> None:
 
 def _deterministic(info: ModelInfo) -> tuple[CausalLM, ModelInfo]:
     return DeterministicLM(deterministic_config(info.vocab_size, info.max_model_len)), info
+
+
+def _proposer(config: SpeculationConfig) -> Proposer | None:
+    if not config.num_speculative_tokens:
+        return None
+    assert config.proposer == "ngram", "the config knows no other"
+    return NgramProposer(config.ngram_min, config.ngram_max)
 
 
 def _max_model_len(config: WorkerConfig, info: ModelInfo) -> int:

@@ -1,4 +1,4 @@
-"""What `tessera up` refuses before it starts anything."""
+"""What `tessera up` refuses before it starts anything, and what it tells its parts."""
 
 import socket
 from pathlib import Path
@@ -10,6 +10,7 @@ from services.cli.data_folder import DataFolder
 from services.cli.local_system import local_parts
 from services.cli.main import main
 from services.cli.up_config import UpConfig
+from services.worker.config import SpeculationConfig
 
 
 def up(*arguments: str) -> Result:
@@ -51,3 +52,14 @@ def test_the_worker_alone_is_told_to_be_batch_invariant(batch_invariant: bool, t
     parts = local_parts(UpConfig(batch_invariant=batch_invariant, redis_url="redis://127.0.0.1:1/0"), DataFolder(tmp_path))
     told = {part.name for part in parts if "--batch-invariant" in part._spec.command}
     assert told == ({"worker"} if batch_invariant else set())
+
+
+@pytest.mark.parametrize("num_drafts", [0, 4])
+def test_speculation_is_an_option_of_scheduler_and_worker(num_drafts: int, tmp_path: Path) -> None:
+    config = UpConfig(
+        redis_url="redis://127.0.0.1:1/0", speculation=SpeculationConfig(num_speculative_tokens=num_drafts, ngram_max=5)
+    )
+    commands = {part.name: " ".join(part._spec.command) for part in local_parts(config, DataFolder(tmp_path))}
+    asked = " --num-speculative-tokens 4"
+    assert [asked in commands[role] for role in ("gateway", "scheduler", "worker")] == [False, *[num_drafts > 0] * 2]
+    assert (f"{asked} --proposer ngram --ngram-min 2 --ngram-max 5" in commands["worker"]) == (num_drafts > 0)

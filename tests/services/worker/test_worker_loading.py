@@ -15,7 +15,7 @@ from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_pool import KVPoolTooSmall
 from model_worker.models.registry import build_model
 from model_worker.weights.hugging_face_config import HuggingFaceConfig
-from services.worker.config import WorkerConfig
+from services.worker.config import SpeculationConfig, WorkerConfig
 from services.worker.loading import load_engine
 from tessera.values.config import ConfigError
 from tessera.values.known_models import ModelNotFound
@@ -45,6 +45,26 @@ CONFIG = WorkerConfig(model="deterministic", kv_cache_bytes=1 << 16, threads=1)
 def test_numbers_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(CONFIG, **changes)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens must be at least 0, got -1"),
+        ({"proposer": "oracle"}, "proposer must be one of ngram, got 'oracle'"),
+        ({"ngram_min": 0}, "ngram_min must be at least 1, got 0"),
+        ({"ngram_min": 3, "ngram_max": 2}, r"ngram_max \(2\) must be at least ngram_min \(3\)"),
+    ],
+)
+def test_speculation_that_cannot_work_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SpeculationConfig(**given)
+
+
+def test_a_worker_says_how_many_drafts_it_makes() -> None:
+    assert load_engine(CONFIG).description.limits.num_speculative_tokens == 0, "off unless asked for"
+    config = replace(CONFIG, speculation=SpeculationConfig(num_speculative_tokens=3))
+    assert load_engine(config).description.limits.num_speculative_tokens == 3
 
 
 def test_an_engine_describes_what_was_configured() -> None:

@@ -1,0 +1,17 @@
+"""What people read of the options of speculation, which a worker and `tessera up` share."""
+
+from services.cli.config_options import Text
+from services.worker.config import PROPOSERS
+
+SPECULATION_TEXTS = {
+    "num_speculative_tokens": Text(
+        "Speculation: most tokens guessed ahead of one answer and verified in the same step; the output stays the same. 0 is off.",
+        "COUNT",
+    ),
+    "proposer": Text(
+        "Who guesses: ngram takes what followed the last few tokens when they came before, in the prompt or in the answer.",
+        choices=PROPOSERS,
+    ),
+    "ngram_min": Text("The fewest last tokens that must have come before, 1 or more.", "TOKENS"),
+    "ngram_max": Text("The most last tokens that are compared, at least ngram-min; longer matches go first.", "TOKENS"),
+}
