@@ -1,7 +1,7 @@
 """Drives an Engine in tests: builds batches from short descriptions and numbers the steps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from model_worker.engine import Engine
 from model_worker.kv_pool import KVPool
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.deterministic import DeterministicLM, deterministic_config, next_tokens
+from model_worker.speculation.proposer import Proposer
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry, SlotSwap
 from tessera.values.identity import Epoch
 from tessera.values.model import KVGeometry, ModelInfo, WorkerDescription, WorkerLimits
@@ -19,6 +20,7 @@ EPOCH = Epoch(1, b"scheduler-number")
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 VOCAB, BLOCK, NUM_BLOCKS, NUM_HOST_BLOCKS, MAX_LEN = 97, 4, 24, 12, 40
 LIMITS = WorkerLimits(max_num_seqs=4, max_num_batched_tokens=32)
+DRAFTS_MAX = 3
 PROMPT = [5, 17, 3, 88, 41, 9]
 
 
@@ -83,17 +85,20 @@ class Row:
 
 @dataclass
 class EngineDriver:
-    """An engine, by default around the deterministic model, and the number of its next step."""
+    """An engine, by default around the deterministic model, and the number of its next step. With a proposer it has room for
+    `DRAFTS_MAX` drafts."""
 
     model: CausalLM = field(default_factory=lambda: DeterministicLM(deterministic_config(VOCAB, MAX_LEN)))
     step: int = 0
+    proposer: Proposer | None = None
 
     def __post_init__(self) -> None:
         config = self.model.config
         self.pool = kv = KVPool(config.num_layers, NUM_BLOCKS, BLOCK, config.num_kv_heads, config.head_dim)
         info = ModelInfo("m", config.architecture, config.vocab_size, MAX_LEN, (), None, "", "")
+        limits = replace(LIMITS, num_speculative_tokens=DRAFTS_MAX if self.proposer else 0)
         geometry = KVGeometry(NUM_BLOCKS, BLOCK, kv.bytes_per_token, kv.geometry.kv_format, NUM_HOST_BLOCKS)
-        self.engine = Engine(self.model, kv, WorkerDescription(b"b" * 16, info, geometry, LIMITS))
+        self.engine = Engine(self.model, kv, WorkerDescription(b"b" * 16, info, geometry, limits), self.proposer)
 
     def batch(
         self,
