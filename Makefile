@@ -25,7 +25,7 @@ stage = printf '  %-44s' '$(1)'; start=$$SECONDS; log=$$(mktemp); if { $(2); } >
 help: ## List the targets
 	@echo 'Tessera. In a fresh clone `make run` is enough: every target sets up $(VENV) by itself.'
 	@echo
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-18s %s\n", $$1, $$2}'
 	@echo
 	@echo 'Variables: PYTHON, VENV, TORCH (see the top of the Makefile), ARGS (options for `tessera up`, pytest or the chaos run), ONCE=1, QUICK=1.'
 
@@ -116,6 +116,10 @@ bench-invariant: setup ## Measure what the batch-invariant mode costs (minutes; 
 .PHONY: bench-sampling
 bench-sampling: setup ## Measure what sampling costs per step, 256 rows of 128,000 ids (two minutes; ARGS=--help)
 	@$(BIN)/python tests/benchmarks/sampling.py $(ARGS)
+
+.PHONY: bench-speculation
+bench-speculation: setup ## Measure what prompt lookup brings for summaries and edits of code (minutes; ARGS=--help; ends with a JSON line)
+	@$(BIN)/python -m tests.benchmarks.speculation $(ARGS)
 
 .PHONY: soak-blocks
 soak-blocks: setup ## Move a million blocks about at random and check after each (minutes; seeds on stderr; ARGS='--first-seed N --lives 1')

@@ -1,14 +1,17 @@
 """The real scheduler and the real worker engine in one process, without the wire between them."""
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 
 from model_worker.engine import Engine
 from model_worker.kv_pool import KVPool
 from model_worker.models.causal_lm import CausalLM
+from model_worker.speculation.proposer import Proposer
 from services.scheduler.core.admission import Admitted
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.spec_stats import SpecStats
 from tessera.values.config import Config
 from tessera.values.identity import Epoch, new_instance_id, new_request_id
 from tessera.values.model import ModelInfo, WorkerDescription, WorkerLimits
@@ -21,20 +24,39 @@ WORKER = "in-process"
 class InProcess:
     """One scheduler and one engine with a pool of its own; two batches in flight, as between processes."""
 
-    def __init__(self, model: CausalLM, info: ModelInfo, config: Config, block_size: int, num_blocks: int) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        info: ModelInfo,
+        config: Config,
+        block_size: int,
+        num_blocks: int,
+        proposer: Proposer | None = None,
+    ) -> None:
         shape = model.config
         kv = KVPool(shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
-        limits = WorkerLimits(config.max_num_seqs, config.max_num_batched_tokens)
-        self._engine = Engine(model, kv, WorkerDescription(new_instance_id(), info, kv.geometry, limits))
+        limits = WorkerLimits(
+            config.max_num_seqs, config.max_num_batched_tokens, num_speculative_tokens=config.num_speculative_tokens
+        )
+        self._engine = Engine(model, kv, WorkerDescription(new_instance_id(), info, kv.geometry, limits), proposer)
         self._scheduler = Scheduler(config, Epoch(1, new_instance_id()))
         self._scheduler.attach_worker(WORKER, self._engine.report(1), 0)
         self._now_us = 0
         self.num_steps = 0
         self.num_cached_tokens = 0  # of all requests
 
-    def generate(self, prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
-        """Greedy outputs, EOS ignored; all prompts are submitted at once. Every block is free again afterwards."""
-        ids = [self._submit(prompt, count) for prompt, count in zip(prompts, max_tokens, strict=True)]
+    @property
+    def spec_stats(self) -> SpecStats:
+        """Of all requests."""
+        return self._scheduler.spec_stats
+
+    def generate(self, prompts: list[list[int]], max_tokens: list[int], **sampling: Any) -> list[list[int]]:
+        """Outputs, greedy and EOS ignored unless `sampling` says otherwise; all prompts are submitted at once, with seeds from 0 on. Every
+        block is free again afterwards."""
+        ids = [
+            self._submit(prompt, {"seed": number, "max_tokens": count} | sampling)
+            for number, (prompt, count) in enumerate(zip(prompts, max_tokens, strict=True))
+        ]
         issued = deque()
         while self._scheduler.load().num_running + self._scheduler.load().num_waiting:
             while (batch := self._scheduler.schedule(WORKER, self._tick())) is not None:
@@ -49,8 +71,8 @@ class InProcess:
         assert self._scheduler.load().num_free_blocks == self._scheduler.load().num_blocks
         return [list(sequence.output_token_ids()) for sequence in sequences]
 
-    def _submit(self, prompt: list[int], max_tokens: int) -> bytes:
-        sampling = SamplingParams(seed=0, temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    def _submit(self, prompt: list[int], given: dict[str, Any]) -> bytes:
+        sampling = SamplingParams(**{"temperature": 0.0, "ignore_eos": True} | given)
         request_id = new_request_id()
         result = self._scheduler.submit(Submission(request_id, np.array(prompt, np.int32), sampling), 0, (), self._tick())
         assert isinstance(result, Admitted), result
