@@ -4,7 +4,6 @@ import pytest
 
 from model_worker.models.deterministic import DeterministicLM, deterministic_config, next_tokens
 from tessera.values.model import ModelInfo
-from tests.parity.in_process import InProcess
 from tests.parity.run import MODES, Mode
 
 VOCAB = 97
@@ -22,7 +21,7 @@ def expected(prompt: list[int], count: int) -> list[int]:
 def test_outputs_and_cached_tokens(mode: Mode) -> None:
     model = DeterministicLM(deterministic_config(VOCAB, 256))
     info = ModelInfo("m", "Deterministic", VOCAB, 256, (), None, "t", "w")
-    system = InProcess(model, info, mode.config, 16, 64)
+    system = mode.system(model, info)
     counts = [20, 3, 1, 17]
     for _ in range(2):
         assert system.generate(PROMPTS, counts) == [expected(*each) for each in zip(PROMPTS, counts, strict=True)]
