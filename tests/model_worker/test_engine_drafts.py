@@ -180,6 +180,7 @@ def test_a_pass_that_fails_with_drafts_is_tried_without() -> None:
     output = driver.run([Row(0, 4, 10)], num_decodes=1)
     assert output.row_errors == () and output.token_ids.tolist() == TOKENS[1:2]
     assert not len(output.draft_counts), "nothing was verified"
+    assert driver.model.batches[-1].num_decodes == 1
     assert driver.decode(0, 8 + 3) == TOKENS[2], "its room came to nothing"
 
 
