@@ -1,6 +1,7 @@
 """Drafts change the number of steps and nothing else: tokens, ids, computed lengths, KV, failures are those of steps of one token."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from model_worker.kv_pool import KVPool
 from model_worker.models.deterministic import DeterministicLM, deterministic_config, next_tokens
 from model_worker.slot_table import SlotTable
 from model_worker.speculation.proposer import Drafts
+from tessera.values.logprobs import Logprobs
 from tessera.values.report import SlotReport
 from tessera.values.sampling import SamplingParams
 
@@ -145,6 +147,39 @@ def test_outputs_are_in_the_order_of_the_batch_though_single_positions_are_compu
     assert driver.model.batches[-1].num_decodes == 2, "rows of one position lead"
 
 
+def test_log_probabilities_are_those_of_steps_of_one_token() -> None:
+    """Case 47: one request has two drafts and wants the two likeliest, one has no drafts and asks for two ids, one wants none. Every token
+    has the entries that it has without drafts, in the order of the batch."""
+    wants = (
+        SamplingParams(seed=0, temperature=0.0, logprobs=2),
+        SamplingParams(seed=0, temperature=0.0, logprob_token_ids=(3, 5)),
+        SamplingParams(seed=0, temperature=0.0),
+    )
+    entries: list[list[tuple[list[int], list[float], int]]] = []
+    for drafts in ([TOKENS[1], 9], []):
+        driver = Drafting(wants[0])
+        others = [entry(slot, [8, 9], [10 * slot], str(slot), sampling=wants[slot]) for slot in (1, 2)]
+        driver.run([Row(1, 2, 2), Row(2, 2, 2)], others, num_decodes=0)
+        driver.script.of[0] = drafts
+        outputs = [driver.run([Row(0, 3, 9), Row(1, 1, 3), Row(2, 1, 3)], num_decodes=3)]
+        if not drafts:
+            outputs.append(driver.run([Row(0, 1, 8)], seen_step=driver.step))
+        assert [output.token_counts.tolist() for output in outputs] == ([[2, 1, 1]] if drafts else [[1, 1, 1], [1]])
+        entries.append([told for output in outputs for told in told_of(output.logprobs)])
+    drafted, plain = entries
+    assert drafted == [plain[0], plain[3], plain[1], plain[2]], "the second token of the first request comes a step later"
+    assert [len(ids) for ids, _, _ in drafted] == [3, 3, 3, 0]
+    assert drafted[1][0][:2] == [TOKENS[2], TOKENS[2]] and drafted[2][0][1:] == [3, 5]
+
+
+def told_of(logprobs: Logprobs | None) -> list[tuple[list[int], list[float], int]]:
+    """By token: ids, log-probabilities, rank."""
+    assert logprobs is not None
+    ends = np.cumsum(logprobs.counts)[:-1]
+    parts = zip(np.split(logprobs.token_ids, ends), np.split(logprobs.logprobs, ends), logprobs.ranks.tolist(), strict=True)
+    return [(ids.tolist(), values.tolist(), rank) for ids, values, rank in parts]
+
+
 def test_min_tokens_holds_for_each_token_of_a_row() -> None:
     """The stop token is what the model likes best at the third place; a draft of it is wrong there while it is masked."""
     stop = TOKENS[2]
@@ -152,6 +187,33 @@ def test_min_tokens_holds_for_each_token_of_a_row() -> None:
     for min_tokens, expected in ((2, TOKENS[1:4]), (3, [TOKENS[1], second])):
         driver = Drafting(SamplingParams(seed=0, temperature=0.0, min_tokens=min_tokens, stop_token_ids=(stop,)))
         assert driver.speculate([TOKENS[1], stop]) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"frequency_penalty": 2.0, "presence_penalty": 1.0},
+        {"repetition_penalty": 1.5},
+        {"bad_words_ids": ((TOKENS[1], TOKENS[2]), (TOKENS[3],))},
+        {"allowed_token_ids": (5, 6, 7), "logit_bias": ((6, 0.5),)},
+    ],
+)
+def test_rules_see_the_drafts_before_a_position_as_output(rules: dict[str, Any], temperature: float) -> None:
+    """What a plain run gives, and wrong drafts in every third place, among them one that repeats the token before it."""
+    sampling = SamplingParams(seed=11, temperature=temperature, **rules)
+    plain, drafting = Drafting(sampling), Drafting(sampling)
+    while len(plain.slot.token_ids) < 6 + 14:
+        plain.speculate([], room=0)
+    expected = plain.slot.token_ids.tolist()
+    accepted = 0
+    while len(drafting.slot.token_ids) < 6 + 11:
+        known = len(drafting.slot.token_ids)
+        right = known % 3
+        drafts = [*expected[known : known + right], expected[known + right - 1], expected[known]]
+        accepted += len(drafting.speculate(drafts)) - 1
+    assert drafting.slot.token_ids.tolist() == expected[: len(drafting.slot.token_ids)]
+    assert accepted >= 3
 
 
 def test_nan_behind_a_wrong_draft_is_nobody_s_fault() -> None:
