@@ -43,12 +43,13 @@ def test_the_engine_takes_whatever_the_scheduler_sends(mode: str) -> None:
 
 
 class DraftingLife(Life):
-    """Greedy and drawn requests that may stop at a token, which may be masked for a while."""
+    """Greedy and drawn requests, some with penalties, that may stop at a token, which may be masked for a while."""
 
     def sampling(self) -> dict[str, object]:
         rng = self.rng
         stops = {"min_tokens": rng.choice((0, 3)), "stop_token_ids": (rng.randint(0, 63),)}
-        return {"temperature": rng.choice((0.0, 1.0)), "seed": rng.randint(0, 9), **stops}
+        penalties = {"frequency_penalty": rng.choice((0.0, 1.5)), "repetition_penalty": rng.choice((1.0, 1.2))}
+        return {"temperature": rng.choice((0.0, 1.0)), "seed": rng.randint(0, 9), **stops, **penalties}
 
     def alone(self, number: int, length: int) -> list[int]:
         return output_alone(self.prompts[number], length, self.rig.sequence(number).submission.sampling)
