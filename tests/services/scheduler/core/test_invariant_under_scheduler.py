@@ -1,6 +1,6 @@
 """The batch-invariant mode under the real scheduler and engine: whatever becomes of a request, one context has one set of logits.
 
-Lives mix policies, forks, prefix hits, chunks, both ways of preemption, new leaders and workers that start again. Every set of logits that an
+Lives mix policies, forks, prefix hits, chunks, both ways of preemption, drafts, new leaders and workers that start again. Every set of logits that an
 engine computes is remembered by the token ids before it, over all lives, and must be the same bits whenever these ids come again.
 """
 
@@ -23,8 +23,10 @@ from model_worker.kv_pool import KVPool
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.model_config import ModelConfig
 from model_worker.models.registry import build_model
+from model_worker.speculation.ngram import NgramProposer
 from services.scheduler.core.worker_loss import LEFT
 from tessera.values.config import Config
+from tessera.values.logprobs import PromptLogprobs
 from tessera.values.model import WorkerLimits
 
 SHAPE = ModelConfig(
@@ -64,11 +66,13 @@ class RememberingEngine(Engine):
 
     memory: Memory
 
-    def _forward(self, rows: Rows, step_id: int) -> np.ndarray:
-        logits = super()._forward(rows, step_id)
-        for slot, length, row in zip(rows.slots, rows.context_lens, logits, strict=True):
+    def _forward(self, rows: Rows, step_id: int) -> tuple[np.ndarray, PromptLogprobs | None]:
+        logits, prompt_logprobs = super()._forward(rows, step_id)
+        row_of = np.repeat(np.arange(len(rows.slots)), rows.logits_counts)
+        lengths = rows.context_lens[row_of] - (np.cumsum(rows.logits_counts) - 1)[row_of] + np.arange(len(row_of))
+        for slot, length, row in zip(rows.slots[row_of], lengths, logits, strict=True):
             self.memory.add(self._slots.token_ids[slot, :length], row)
-        return logits
+        return logits, prompt_logprobs
 
 
 class LlamaWorker(EngineWorker):
@@ -85,7 +89,8 @@ class LlamaWorker(EngineWorker):
         return model
 
     def build_engine(self, model: CausalLM, kv: KVPool) -> Engine:
-        engine = RememberingEngine(model, kv, self.description)
+        proposer = NgramProposer(1, 3) if self.limits.num_speculative_tokens else None
+        engine = RememberingEngine(model, kv, self.description, proposer)
         engine.memory = self.memory
         return engine
 
@@ -103,10 +108,10 @@ class HalvesForOneRow(TorchKernels):
 class LlamaLife(Life):
     """Greedy and sampled requests; the worker is attached again, or starts again."""
 
-    def __init__(self, seed: int, mode: str, kernels: Kernels, memory: Memory) -> None:
+    def __init__(self, seed: int, mode: str, kernels: Kernels, memory: Memory, num_drafts: int = 0) -> None:
         self.worker_class = type("OneLlamaWorker", (LlamaWorker,), {"kernels": kernels, "memory": memory})
         self.restarts = 0
-        super().__init__(seed, mode)
+        super().__init__(seed, mode, num_drafts)
         limits = WorkerLimits(max_num_seqs=1, max_num_batched_tokens=64)
         self.solo = Rig(Config(enable_prefix_caching=False), self.worker_class(16, 4, limits))
 
@@ -141,8 +146,8 @@ def one_thread():
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 def test_every_request_is_computed_bit_for_bit_as_it_is_alone(mode: str) -> None:
     memory, kernels, seen = Memory(), InvariantKernels(), Counter[str]()
-    for seed in range(LIVES):
-        life = LlamaLife(seed, mode, kernels, memory)
+    for seed in range(LIVES + 2):
+        life = LlamaLife(seed, mode, kernels, memory, num_drafts=2 * (seed >= LIVES))
         try:
             life.live()
             life.check()
@@ -151,10 +156,14 @@ def test_every_request_is_computed_bit_for_bit_as_it_is_alone(mode: str) -> None
             raise
         load = life.rig.scheduler.load()
         seen += Counter(restarts=life.restarts, preemptions=load.num_preemptions)
+        seen["drafts"] += life.rig.scheduler.spec_stats.num_drafts
         seen["swaps"] += sum(len(batch.swap_ins) for batch in life.rig.batches)
         seen["hits"] += sum(life.rig.sequence(number).num_cached_tokens > 0 for number in life.prompts)
     assert memory.contradictions == 0
-    assert memory.again > 1000 and min(seen["restarts"], seen["preemptions"], seen["hits"]) > 0, (memory.again, seen)
+    assert memory.again > 1000 and min(seen["restarts"], seen["preemptions"], seen["hits"], seen["drafts"]) > 0, (
+        memory.again,
+        seen,
+    )
     assert (seen["swaps"] > 0) == (mode == "swap")
 
 
