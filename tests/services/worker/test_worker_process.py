@@ -525,7 +525,9 @@ def test_sigterm_while_the_model_loads_ends_at_once(tmp_path: Path) -> None:
 
 def test_sampled_tokens_do_not_depend_on_the_process(one: Leader) -> None:
     """The same seed gives the same token in another process with other neighbours: here the engine's answer, worked out apart."""
+    from model_worker.sample_rows import SampleRows
     from model_worker.sampler import Sampler
+    from model_worker.sampling_table import SamplingTable
     from tessera.values.sampling import SamplingParams
 
     params = SamplingParams(seed=77)
@@ -537,4 +539,7 @@ def test_sampled_tokens_do_not_depend_on_the_process(one: Leader) -> None:
     first, second = next_tokens(PROMPT, VOCAB)
     logits = int32([0] * VOCAB).astype("float32").reshape(1, -1)
     logits[0, [second, first]] = [15.0, 16.0]
-    assert output.token_ids.tolist() == [*Sampler(()).sample(logits, [params], [0]).token_ids.tolist(), first]
+    table, prompt_len = SamplingTable(1, VOCAB), np.array([len(PROMPT)])
+    table.set(0, params)
+    row = SampleRows(table, int32([PROMPT]), np.zeros(1, np.int64), prompt_len, prompt_len, np.ones(1, np.bool_))
+    assert output.token_ids.tolist() == [*Sampler(()).sample(logits, row).token_ids.tolist(), first]
