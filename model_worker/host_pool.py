@@ -6,7 +6,7 @@ from model_worker.kv_pool import KVPool, read_block, reserved_zeros
 
 
 class HostPool:
-    """Blocks in host memory, each in one piece: `[num_blocks, num_layers, 2 (key, value), num_kv_heads, block_size, head_dim]`.
+    """Blocks in host memory, each in one piece: `[num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]`.
 
     Owned by one engine, beside its pool. Memory is reserved, not resident, until a block is first written.
     """
@@ -14,7 +14,7 @@ class HostPool:
     def __init__(self, kv: KVPool, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._kv = kv
-        shape = (num_blocks, kv.num_layers, 2, kv.num_kv_heads, kv.block_size, kv.head_dim)
+        shape = (num_blocks, kv.num_layers, kv.num_planes, kv.num_kv_heads, kv.block_size, kv.head_dim)
         self._data = reserved_zeros(shape, kv.dtype)
 
     def swap_out(self, pairs: np.ndarray) -> None:

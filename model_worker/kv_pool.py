@@ -1,11 +1,13 @@
 """The paged KV cache: one tensor for all layers, cut into blocks that block tables name."""
 
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from model_worker.kv_shape import KVShape
 from tessera.values.config import ConfigError
 from tessera.values.model import KVGeometry
 
@@ -20,9 +22,10 @@ class KVPool:
     """Keys and values of every layer on the CPU; owned by one worker, written in place by the attention kernels.
 
     A layer's keys (and values) are `[num_blocks + 1, num_kv_heads, block_size, head_dim]`. Heads come before offsets so that
-    gathering blocks gives each head its tokens in one piece. The last block (`null_block`) belongs to no table and is zero: padded
-    reads go there. Only a dummy run writes it, and clears it. Memory is zero and reserved, not resident, until a block is first
-    written (huge pages: 2 MiB steps).
+    gathering blocks gives each head its tokens in one piece. With one plane (see `KVShape`) keys and values are the same view.
+
+    The last block (`null_block`) belongs to no table and is zero: padded reads go there. Only a dummy run writes it, and clears it.
+    Memory is zero and reserved, not resident, until a block is first written (huge pages: 2 MiB steps).
     """
 
     def __init__(
@@ -33,16 +36,23 @@ class KVPool:
         num_kv_heads: int,
         head_dim: int,
         dtype: torch.dtype = torch.float32,
+        num_planes: int = 2,
     ) -> None:
-        assert min(num_layers, num_blocks, block_size, num_kv_heads, head_dim) >= 1
+        assert min(num_layers, num_blocks, block_size, num_kv_heads, head_dim) >= 1 and num_planes in (1, 2)
         self.num_layers = num_layers
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
+        self.num_planes = num_planes
         self.dtype = dtype
-        shape = (num_layers, 2, num_blocks + 1, num_kv_heads, block_size, head_dim)
+        shape = (num_layers, num_planes, num_blocks + 1, num_kv_heads, block_size, head_dim)
         self._data = reserved_zeros(shape, dtype)
+
+    @classmethod
+    def of_shape(cls, shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype = torch.float32) -> Self:
+        """The pool of a model that keeps `shape` of a position."""
+        return cls(shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim, dtype, shape.num_planes)
 
     @property
     def null_block(self) -> int:
@@ -52,12 +62,13 @@ class KVPool:
     @property
     def bytes_per_token(self) -> int:
         """Bytes one position takes over all layers, keys and values."""
-        return kv_bytes_per_token(self.num_layers, self.num_kv_heads, self.head_dim, self.dtype)
+        return KVShape(self.num_layers, self.num_kv_heads, self.head_dim, self.num_planes).bytes_per_token(self.dtype)
 
     @property
     def geometry(self) -> KVGeometry:
         """The pool as the scheduler needs to know it."""
-        return KVGeometry(self.num_blocks, self.block_size, self.bytes_per_token, _FORMATS[self.dtype])
+        kv_format = _FORMATS[self.dtype] + ("/latent" if self.num_planes == 1 else "")
+        return KVGeometry(self.num_blocks, self.block_size, self.bytes_per_token, kv_format)
 
     def keys(self, layer: int) -> Tensor:
         """The keys of one layer, a view `[num_blocks + 1, num_kv_heads, block_size, head_dim]`."""
@@ -65,10 +76,10 @@ class KVPool:
 
     def values(self, layer: int) -> Tensor:
         """The values of one layer, a view `[num_blocks + 1, num_kv_heads, block_size, head_dim]`."""
-        return self._data[layer, 1]
+        return self._data[layer, self.num_planes - 1]
 
     def raw_block(self, block_id: int) -> Tensor:
-        """One block as it lies, a view `[num_layers, 2 (key, value), num_kv_heads, block_size, head_dim]`."""
+        """One block as it lies, a view `[num_layers, num_planes, num_kv_heads, block_size, head_dim]`."""
         return self._data[:, :, block_id]
 
     def block(self, block_id: int) -> np.ndarray:
@@ -98,15 +109,10 @@ def reserved_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def read_block(raw: Tensor) -> np.ndarray:
-    """A copy of a block as float32 `[num_layers, 2 (key, value), block_size, num_kv_heads, head_dim]`; see `KVPool.raw_block`."""
+    """A copy of a block as float32 `[num_layers, num_planes, block_size, num_kv_heads, head_dim]`; see `KVPool.raw_block`."""
     block = raw.permute(0, 1, 3, 2, 4)
     copied: np.ndarray = block.to(torch.float32, copy=True).contiguous().numpy()
     return copied
-
-
-def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> int:
-    """Bytes of keys and values that one position takes over all layers."""
-    return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
 
 
 def num_blocks_for(pool_bytes: int, block_size: int, bytes_per_token: int, option: str = "kv_cache_bytes") -> int:

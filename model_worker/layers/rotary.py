@@ -1,16 +1,30 @@
-"""Rotary position embedding (RoFormer, arXiv:2104.09864), angles only; the kernel rotates."""
+"""Rotary position embedding (RoFormer, arXiv:2104.09864): the angles, and which part of a head they turn; the kernel rotates."""
 
 import torch
 from torch import Tensor
 
+from model_worker.kernels.interface import Kernels
+from model_worker.layers.rope_scaling import RopeScaling, plain_frequencies
+
 
 class RotaryEmbedding:
-    """Angle of pair i at position p: p * theta ** (-2 i / head_dim), computed in float32 as transformers does."""
+    """Angle of pair i at position p: p * theta ** (-2 i / dim), or as `scaling` has it, computed in float32 as transformers does."""
 
-    def __init__(self, head_dim: int, theta: float) -> None:
-        self._inverse_frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
+    def __init__(self, dim: int, theta: float, scaling: RopeScaling | None = None) -> None:
+        self._frequencies = scaling.frequencies(dim, theta) if scaling else plain_frequencies(dim, theta)
+        self._factor = scaling.attention_factor if scaling else 1.0
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 `[T, head_dim / 2]`, for int64 positions `[T]`."""
-        angles = positions.float().unsqueeze(1) * self._inverse_frequencies
-        return angles.cos(), angles.sin()
+        """cos and sin, float32 `[T, dim / 2]`, for int64 positions `[T]`."""
+        angles = positions.float().unsqueeze(1) * self._frequencies
+        if self._factor == 1.0:
+            return angles.cos(), angles.sin()
+        return angles.cos() * self._factor, angles.sin() * self._factor
+
+
+def rotate(kernels: Kernels, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """`x` `[T, heads, head_dim]` with the first elements of every head rotated, as many as there are angles for."""
+    dim = 2 * rotation[0].shape[1]
+    if dim == x.shape[2]:
+        return kernels.rotary_embedding(x, *rotation)
+    return torch.cat((kernels.rotary_embedding(x[..., :dim], *rotation), x[..., dim:]), dim=2)

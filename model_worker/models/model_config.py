@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from model_worker.kv_shape import KVShape
+from model_worker.layers.rope_scaling import RopeScaling
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -21,3 +24,11 @@ class ModelConfig:
     tie_word_embeddings: bool
     attention_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: bool = False  # each query and key head is normalised before its rotation
+    rope_scaling: RopeScaling | None = None
+    rotary_dim: int | None = None  # leading elements of a head that are rotated; None: all
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """What the model keeps of a position."""
+        return KVShape(self.num_layers, self.num_kv_heads, self.head_dim)

@@ -15,7 +15,7 @@ from model_worker.engine import Engine
 from model_worker.input_batch import build_dummy_batch
 from model_worker.kernels.invariant_backend import InvariantKernels, ask_mkl_for_invariance
 from model_worker.kernels.torch_backend import TorchKernels
-from model_worker.kv_pool import KVPool, kv_bytes_per_token, num_blocks_for
+from model_worker.kv_pool import KVPool, num_blocks_for
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.deterministic import ARCHITECTURE, DeterministicLM, deterministic_config
 from model_worker.speculation.ngram import NgramProposer
@@ -55,13 +55,13 @@ def load_engine(config: WorkerConfig) -> Engine:
     _log.info("loading model", model=config.model, threads=threads, batch_invariant=config.batch_invariant)
     model, info = _load(config.model, config.batch_invariant)
     info = replace(info, max_model_len=_max_model_len(config, info))
-    shape = model.config
-    token_bytes = kv_bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim)
+    shape = model.config.kv_shape
+    token_bytes = shape.bytes_per_token()
     num_blocks = num_blocks_for(config.kv_cache_bytes, config.block_size, token_bytes)
     num_host_blocks = 0
     if config.swap_bytes:
         num_host_blocks = num_blocks_for(config.swap_bytes, config.block_size, token_bytes, "swap_bytes")
-    kv = KVPool(shape.num_layers, num_blocks, config.block_size, shape.num_kv_heads, shape.head_dim)
+    kv = KVPool.of_shape(shape, num_blocks, config.block_size)
     if config.batch_invariant:
         _find_tiles(model, kv)
     num_drafts = config.speculation.num_speculative_tokens

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from model_worker.host_pool import HostPool
-from model_worker.kv_pool import KVPool, KVPoolTooSmall, kv_bytes_per_token, num_blocks_for, reserved_zeros
+from model_worker.kv_pool import KVPool, KVPoolTooSmall, num_blocks_for, reserved_zeros
+from model_worker.kv_shape import KVShape
 from tessera.values.config import ConfigError
 
 
@@ -17,7 +18,7 @@ def resident_bytes() -> int:
 
 def test_size_of_the_default_pool() -> None:
     """30 layers, 3 heads of 64, keys and values of 4 bytes: 46,080 bytes a token."""
-    assert kv_bytes_per_token(30, 3, 64) == 46_080
+    assert KVShape(30, 3, 64).bytes_per_token() == 46_080
     assert num_blocks_for(512 * 1024 * 1024, 16, 46_080) == 728
 
 
@@ -35,6 +36,20 @@ def test_geometry_and_views() -> None:
     kv.keys(1)[kv.null_block - 1] = 7.0
     assert kv.keys(0).eq(0).all() and kv.values(1).eq(0).all() and kv.keys(1)[kv.null_block].eq(0).all()
     assert KVPool(1, 1, 1, 1, 8, torch.bfloat16).geometry.kv_format == "torch/bf16"
+
+
+def test_one_vector_that_is_both_key_and_value_takes_half_the_room() -> None:
+    """DeepSeek-V3 keeps 512 + 64 floats of a position in each of 61 layers."""
+    assert KVShape(61, 1, 576, num_planes=1).bytes_per_token() == 140_544
+    kv = KVPool.of_shape(KVShape(2, 1, 8, num_planes=1), 5, 16)
+    assert (kv.geometry.bytes_per_token, kv.geometry.kv_format) == (2 * 8 * 4, "torch/f32/latent")
+    kv.keys(1)[2, 0, 3] = 7.0
+    assert kv.values(1)[2, 0, 3].eq(7.0).all() and kv.values(0).eq(0).all()
+    assert kv.raw_block(2).shape == (2, 1, 1, 16, 8) and kv.block(2).shape == (2, 1, 16, 1, 8)
+    host = HostPool(kv, 2)
+    host.swap_out(np.array([[2, 1]], np.int32))
+    host.swap_in(np.array([[1, 4]], np.int32))
+    assert np.array_equal(kv.block(4), kv.block(2)) and kv.block(4).any()
 
 
 def test_memory_becomes_resident_as_it_is_written() -> None:

@@ -146,9 +146,20 @@ def test_wrong_weights(directory: Path, change: Any, error: type[ModelError], na
         (lambda c: c.update(hidden_act="gelu"), ModelUnsupported, "hidden_act 'gelu'"),
         (
             lambda c: c.update(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5}),
-            ModelUnsupported,
-            "rope_type 'llama3'",
+            ModelFileDamaged,
+            r"rope_parameters\.factor is missing",
         ),
+        (
+            lambda c: c.update(rope_parameters=None, rope_scaling={"type": "yarn", "factor": "4"}),
+            ModelFileDamaged,
+            r"rope_scaling\.factor is '4'",
+        ),
+        (
+            lambda c: c.update(rope_parameters={"rope_type": "longrope"}),
+            ModelUnsupported,
+            "rope_type 'longrope'.*llama3 and yarn",
+        ),
+        (lambda c: c.update(use_sliding_window=True), ModelUnsupported, "use_sliding_window"),
         (lambda c: c.update(rope_parameters=None, rope_scaling={"type": "linear"}), ModelUnsupported, "rope_type 'linear'"),
         (lambda c: c.update(partial_rotary_factor=0.5), ModelUnsupported, "partial_rotary_factor 0.5"),
         (lambda c: c.update(quantization_config={"bits": 4}), ModelUnsupported, "quantization_config"),

@@ -35,8 +35,7 @@ class Pair:
 
     def pool(self, block_size: int, num_tokens: int = 2048) -> KVPool:
         """A fresh pool of `num_tokens` positions."""
-        config = self.ours.config
-        return KVPool(config.num_layers, -(-num_tokens // block_size), block_size, config.num_kv_heads, config.head_dim)
+        return KVPool.of_shape(self.ours.config.kv_shape, -(-num_tokens // block_size), block_size)
 
 
 def reference(shape: str) -> LlamaForCausalLM:

@@ -33,8 +33,7 @@ class InProcess:
         num_blocks: int,
         proposer: Proposer | None = None,
     ) -> None:
-        shape = model.config
-        kv = KVPool(shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
+        kv = KVPool.of_shape(model.config.kv_shape, num_blocks, block_size)
         limits = WorkerLimits(
             config.max_num_seqs, config.max_num_batched_tokens, num_speculative_tokens=config.num_speculative_tokens
         )

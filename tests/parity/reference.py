@@ -44,6 +44,11 @@ class Reference:
             ids = torch.tensor([[first]])
         return expected
 
+    @torch.inference_mode()
+    def logits(self, token_ids: list[int]) -> torch.Tensor:
+        """Logits `[len(token_ids), vocab]` of a sequence, computed in one pass."""
+        return self._model(torch.tensor([token_ids]), use_cache=False).logits[0]
+
 
 def _from_directory(path: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)

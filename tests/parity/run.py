@@ -1,16 +1,20 @@
 """Greedy outputs of the real scheduler and worker against transformers on the same weights, in every mode: `make parity`.
 
-Some modes speculate; drawn with a seed each, the prompts' outputs are the same with speculation as without. Prints what it does on stderr and
-one JSON line on stdout; exits 0 when no token differs but for near ties, of which a few are allowed.
+First a whole model on prompts of many kinds, then a few small random models of every architecture, whose logits are compared too. Some
+modes speculate; drawn with a seed each, the prompts' outputs are the same with speculation as without. Prints what it does on stderr and
+one JSON line on stdout; exits 0 when no logit of the small models is further away than LOGIT_TOLERANCE and no token differs but for
+near ties, of which a few are allowed.
 """
 
 import argparse
 import json
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,63 +23,18 @@ from gateway.tokenizer import Tokenizer
 from gateway.tokenizer_source import load_tokenizer
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.models.causal_lm import CausalLM
-from model_worker.speculation.ngram import NgramProposer
 from model_worker.weights.open_model import load_model, open_model
-from tessera.values.config import Config
 from tessera.values.known_models import locate
 from tessera.values.model import ModelInfo
+from tests.parity.architectures import ArchitectureResult, check_shape
 from tests.parity.compare import Differences, compare
-from tests.parity.in_process import InProcess
+from tests.parity.mode import MODES, PLAIN, SPECULATIVE, Mode
 from tests.parity.prompts import CHATS, TEXTS
 from tests.parity.reference import Expected, Reference
+from tests.parity.tiny_models import tiny_configs
 
 NEAR_TIES_MAX = 4
 NEAR_DRAWS_MAX = 1  # drawn outputs that may differ with speculation: rounding decides once in some 100,000 draws
-CHUNK_TOKENS = 24  # no multiple of the block size: chunks begin and end inside blocks
-BLOCK_SIZE, NUM_BLOCKS = 16, 700
-
-
-@dataclass(frozen=True)
-class Mode:
-    """One way of doing the same work; with `num_drafts` it speculates."""
-
-    prefix_caching: bool
-    chunked: bool
-    alone: bool
-    num_drafts: int = 0
-
-    @property
-    def label(self) -> str:
-        """For people and for the JSON line, e.g. cached/chunked/batch."""
-        parts = (
-            "cached" if self.prefix_caching else "uncached",
-            "chunked" if self.chunked else "whole",
-            "alone" if self.alone else "batch",
-            *["ngram"] * bool(self.num_drafts),
-        )
-        return "/".join(parts)
-
-    @property
-    def config(self) -> Config:
-        """The scheduler's configuration for this mode."""
-        return Config(
-            max_num_seqs=64,
-            max_num_batched_tokens=16384,
-            enable_prefix_caching=self.prefix_caching,
-            enable_chunked_prefill=self.chunked,
-            long_prefill_token_threshold=CHUNK_TOKENS if self.chunked else 0,
-            num_speculative_tokens=self.num_drafts,
-        )
-
-    def system(self, model: CausalLM, info: ModelInfo) -> InProcess:
-        """A scheduler and an engine with a pool of its own."""
-        proposer = NgramProposer(1, 3) if self.num_drafts else None  # eager, so that many drafts are wrong
-        return InProcess(model, info, self.config, BLOCK_SIZE, NUM_BLOCKS, proposer)
-
-
-PLAIN = tuple(Mode(*flags) for flags in product((False, True), repeat=3))
-SPECULATIVE = Mode(True, True, False, 4)
-MODES = (*PLAIN, SPECULATIVE, Mode(False, False, True, 4))
 
 
 @dataclass(frozen=True)
@@ -89,17 +48,9 @@ class ModeResult:
 
 
 def run_mode(mode: Mode, model: CausalLM, info: ModelInfo, prompts: list[list[int]], expected: list[Expected]) -> ModeResult:
-    """All prompts in one mode, on a pool of its own. With prefix caching every prompt is prefilled once before, so that all hit."""
+    """All prompts in one mode, on a pool of its own."""
     system = mode.system(model, info)
-    if mode.prefix_caching:
-        system.generate(prompts, [1] * len(prompts))
-        system.num_cached_tokens = 0
-
-    def generate(starts: list[list[int]], counts: list[int]) -> list[list[int]]:
-        if not mode.alone:
-            return system.generate(starts, counts)
-        return [system.generate([start], [count])[0] for start, count in zip(starts, counts, strict=True)]
-
+    generate = mode.generator(system, prompts)
     begin = time.monotonic()
     differences = compare(prompts, expected, generate)
     assert mode.prefix_caching == (system.num_cached_tokens > 0), "prefixes are reused with caching on, and only then"
@@ -130,6 +81,12 @@ def main() -> int:
         "--prompts", type=int, default=len(CHATS) + len(TEXTS), help="how many of the prompts (default: %(default)s)"
     )
     parser.add_argument("--tokens", type=int, default=64, help="tokens per prompt (default: %(default)s)")
+    parser.add_argument(
+        "--architectures",
+        nargs="*",
+        default=list(tiny_configs()),
+        help="of small random models (default: all; none with no name)",
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -155,7 +112,23 @@ def main() -> int:
         )
     num_drawn = drawn_differences(model, source.info, prompts, args.tokens)
     tell(f"drawn with a seed each: {num_drawn} outputs differ with speculation")
-    return report(results, len(prompts), args.tokens, num_drawn)
+    architectures = {name: check_architecture(name, tell) for name in args.architectures}
+    is_same = all(shape.is_same for shapes in architectures.values() for shape in shapes)
+    differences = {name: max(shape.difference for shape in shapes) for name, shapes in architectures.items()}
+    line = summary(results, len(prompts), args.tokens) | {"drawn_differences": num_drawn, "architectures": differences}
+    print(json.dumps(line))
+    is_same = is_same and not line["mismatches"] and line["near_ties"] <= NEAR_TIES_MAX and num_drawn <= NEAR_DRAWS_MAX
+    return 0 if is_same else 1
+
+
+def check_architecture(name: str, tell: Callable[[str], None]) -> Sequence[ArchitectureResult]:
+    """The small random models of one architecture, in every mode."""
+    results = []
+    for config in tiny_configs()[name]:
+        with tempfile.TemporaryDirectory() as directory:
+            results.append(check_shape(config, Path(directory), MODES))
+    tell(f"{name}: " + ", ".join(f"{r.difference:.1e} ({len(r.differences.mismatches)} mismatches)" for r in results))
+    return results
 
 
 def expected_outputs(path: Path, prompts: list[list[int]], tokens: int) -> list[Expected]:
@@ -164,17 +137,16 @@ def expected_outputs(path: Path, prompts: list[list[int]], tokens: int) -> list[
     return [reference.greedy(prompt, tokens) for prompt in prompts]
 
 
-def report(results: dict[str, ModeResult], num_prompts: int, num_tokens: int, num_drawn: int) -> int:
-    """Print the JSON line; returns the exit status. Places that differ in several modes count once."""
+def summary(results: dict[str, ModeResult], num_prompts: int, num_tokens: int) -> dict[str, Any]:
+    """What the modes gave, for the JSON line. Places that differ in several modes count once."""
     near_ties = set().union(*(result.differences.near_ties for result in results.values()))
     mismatches = set().union(*(result.differences.mismatches for result in results.values()))
-    line = {
+    return {
         "prompts": num_prompts,
         "tokens": num_prompts * num_tokens,
         "mismatches": len(mismatches),
         "near_ties": len(near_ties),
         "mismatch_places": sorted(mismatches),
-        "drawn_differences": num_drawn,
         "modes": {
             label: {
                 "mismatches": len(result.differences.mismatches),
@@ -185,8 +157,6 @@ def report(results: dict[str, ModeResult], num_prompts: int, num_tokens: int, nu
             for label, result in results.items()
         },
     }
-    print(json.dumps(line))
-    return 0 if not mismatches and len(near_ties) <= NEAR_TIES_MAX and num_drawn <= NEAR_DRAWS_MAX else 1
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import pytest
 
 from model_worker.models.deterministic import DeterministicLM, deterministic_config, next_tokens
 from tessera.values.model import ModelInfo
-from tests.parity.run import MODES, Mode
+from tests.parity.mode import MODES, Mode
 
 VOCAB = 97
 PROMPTS = [list(range(40)), [5], [*range(40), 3, 1], [8] * 70]

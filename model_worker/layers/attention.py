@@ -1,0 +1,49 @@
+"""Attention with grouped queries (arXiv:2305.13245) and rotary positions, as Llama has it, with the options of its relatives."""
+
+import torch
+from torch import Tensor
+
+from model_worker.kernels.interface import Kernels, PagedAttention
+from model_worker.layers.linear import Linear
+from model_worker.layers.rms_norm import RMSNorm
+from model_worker.layers.rotary import rotate
+from model_worker.models.model_config import ModelConfig
+
+
+class Attention:
+    """Query, key and value projections as one product, rotation, attention over the context, output projection. With `config.qk_norm`
+    each query and key head is normalised before its rotation. `output_bias`: whether the output projection has one."""
+
+    def __init__(self, config: ModelConfig, kernels: Kernels, output_bias: bool) -> None:
+        self._kernels = kernels
+        self._num_heads = config.num_heads
+        self._num_kv_heads = config.num_kv_heads
+        self._head_dim = config.head_dim
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        outputs = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        self._qkv_proj = Linear(kernels, config.hidden_size, outputs, config.attention_bias)
+        self._o_proj = Linear(kernels, q_size, {"o_proj": config.hidden_size}, output_bias)
+        norms = ("q_norm", "k_norm") if config.qk_norm else ()
+        self._norms = {name: RMSNorm(kernels, config.head_dim, config.rms_norm_eps) for name in norms}
+
+    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: PagedAttention, layer: int) -> Tensor:
+        """`x` and the result are `[T, hidden_size]`; the batch's keys and values are written to the pool."""
+        query, key, value = self._heads(x, rotation)
+        attention.store(layer, key, value)
+        return self._o_proj(attention.attend(layer, query, key, value))
+
+    def _heads(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        qkv = self._qkv_proj(x).view(x.shape[0], -1, self._head_dim)
+        qk, value = qkv.split_with_sizes((self._num_heads + self._num_kv_heads, self._num_kv_heads), dim=1)
+        if self._norms:
+            query, key = qk.split_with_sizes((self._num_heads, self._num_kv_heads), dim=1)
+            qk = torch.cat((self._norms["q_norm"](query), self._norms["k_norm"](key)), dim=1)
+        query, key = rotate(self._kernels, qk, rotation).split_with_sizes((self._num_heads, self._num_kv_heads), dim=1)
+        return query, key, value
+
+    def slots(self, prefix: str) -> dict[str, Tensor]:
+        """Checkpoint name -> view to copy it into."""
+        slots = self._qkv_proj.slots(prefix) | self._o_proj.slots(prefix)
+        for name, norm in self._norms.items():
+            slots |= norm.slots(f"{prefix}.{name}")
+        return slots

@@ -1,0 +1,98 @@
+"""What all models here share: an embedding, layers of attention and feed-forward behind norms, a last norm and a head."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model_worker.batch import Batch
+from model_worker.kernels.interface import Kernels, PagedAttention
+from model_worker.kv_pool import KVPool
+from model_worker.layers.embedding import Embedding
+from model_worker.layers.rms_norm import RMSNorm
+from model_worker.layers.rotary import RotaryEmbedding
+from model_worker.models.model_config import ModelConfig
+
+
+class AttentionLayer(Protocol):
+    """Mixes positions."""
+
+    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: PagedAttention, layer: int) -> Tensor:
+        """`x` and the result are `[T, hidden_size]`; what the pool keeps of the batch's positions is written to it."""
+        ...
+
+    def slots(self, prefix: str) -> dict[str, Tensor]:
+        """Checkpoint name -> view to copy it into."""
+        ...
+
+
+class FeedForward(Protocol):
+    """Works on each position by itself."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` and the result are `[T, hidden_size]`."""
+        ...
+
+    def slots(self, prefix: str) -> dict[str, Tensor]:
+        """Checkpoint name -> view to copy it into."""
+        ...
+
+
+class DecoderLayer:
+    """`mlp_name` is what the checkpoint calls the feed-forward part."""
+
+    def __init__(
+        self, config: ModelConfig, kernels: Kernels, attention: AttentionLayer, mlp: FeedForward, mlp_name: str = "mlp"
+    ) -> None:
+        self._input_norm = RMSNorm(kernels, config.hidden_size, config.rms_norm_eps)
+        self._attention = attention
+        self._post_attention_norm = RMSNorm(kernels, config.hidden_size, config.rms_norm_eps)
+        self._mlp = mlp
+        self._mlp_name = mlp_name
+
+    def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], attention: PagedAttention, layer: int) -> Tensor:
+        """`hidden` and the result are `[T, hidden_size]`."""
+        hidden = hidden + self._attention(self._input_norm(hidden), rotation, attention, layer)
+        return hidden + self._mlp(self._post_attention_norm(hidden))
+
+    def slots(self, prefix: str) -> dict[str, Tensor]:
+        """Checkpoint name -> view to copy it into."""
+        return (
+            self._input_norm.slots(f"{prefix}.input_layernorm")
+            | self._attention.slots(f"{prefix}.self_attn")
+            | self._post_attention_norm.slots(f"{prefix}.post_attention_layernorm")
+            | self._mlp.slots(f"{prefix}.{self._mlp_name}")
+        )
+
+
+class Decoder:
+    """See `CausalLM` for the contract. A model is this with layers of its own."""
+
+    def __init__(self, config: ModelConfig, kernels: Kernels, layers: Sequence[DecoderLayer]) -> None:
+        self.config = config
+        self._kernels = kernels
+        self._embed_tokens = Embedding(kernels, config.vocab_size, config.hidden_size)
+        self._layers = layers
+        self._norm = RMSNorm(kernels, config.hidden_size, config.rms_norm_eps)
+        tied = config.tie_word_embeddings
+        self._lm_head = self._embed_tokens if tied else Embedding(kernels, config.vocab_size, config.hidden_size)
+        self._rotary = RotaryEmbedding(config.rotary_dim or config.head_dim, config.rope_theta, config.rope_scaling)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, kv: KVPool) -> Tensor:
+        """See `CausalLM`."""
+        attention = self._kernels.paged_attention(batch, kv)
+        rotation = self._rotary(batch.positions)
+        hidden = self._embed_tokens(batch.input_ids)
+        for index, layer in enumerate(self._layers):
+            hidden = layer(hidden, rotation, attention, index)
+        wanted = hidden.index_select(0, batch.logits_rows)
+        return self._lm_head.logits(self._norm(wanted))
+
+    def slots(self) -> dict[str, Tensor]:
+        """See `CausalLM`."""
+        slots = self._embed_tokens.slots("model.embed_tokens") | self._norm.slots("model.norm")
+        for index, layer in enumerate(self._layers):
+            slots |= layer.slots(f"model.layers.{index}")
+        return slots if self.config.tie_word_embeddings else slots | self._lm_head.slots("lm_head")

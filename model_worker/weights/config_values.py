@@ -1,0 +1,49 @@
+"""Typed access to what a config.json says."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from model_worker.weights.errors import ModelFileDamaged, ModelUnsupported
+
+T = TypeVar("T", int, float)
+
+
+class ConfigValues:
+    """The object at `path`, or one inside it; `prefix` says which in messages. null counts as missing."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any], prefix: str = "") -> None:
+        self.path = path
+        self._values = values
+        self._prefix = prefix
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value as it is, `default` where it is missing."""
+        value = self._values.get(key)
+        return default if value is None else value
+
+    def number(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """Raises ModelFileDamaged for what is no number, or missing without a default."""
+        value = self.get(key, default)
+        if not isinstance(value, (int, float)):
+            said = "missing" if value is None else f"{value!r}, not a number"
+            raise ModelFileDamaged(f"{self.path}: {self._prefix}{key} is {said}")
+        return kind(value)
+
+    def optional(self, key: str, kind: type[T]) -> T | None:
+        """The number, None where it is missing. Raises ModelFileDamaged for what is no number."""
+        return None if self.get(key) is None else self.number(key, kind)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """Whether it is true."""
+        return bool(self.get(key, default))
+
+    def inside(self, *keys: str) -> "ConfigValues":
+        """The object under the first of `keys` that holds something, an empty one where none does."""
+        key = next((key for key in keys if self.get(key)), keys[0])
+        return ConfigValues(self.path, self.get(key, {}), f"{self._prefix}{key}.")
+
+    def require(self, key: str, value: object, supported: object) -> None:
+        """Raises ModelUnsupported unless `value` is the supported one."""
+        if value != supported:
+            raise ModelUnsupported(f"{self.path}: {key} {value!r} is not supported, only {supported!r}")

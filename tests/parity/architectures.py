@@ -1,0 +1,65 @@
+"""Every architecture against transformers: the logits of every position and the greedy tokens, in every mode."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedConfig
+
+from model_worker.kernels.torch_backend import TorchKernels
+from model_worker.weights.open_model import load_model, open_model
+from tests.parity.checked_model import CheckedModel
+from tests.parity.compare import Differences, compare
+from tests.parity.mode import Mode
+from tests.parity.reference import Reference
+from tests.parity.tiny_models import VOCAB_SIZE, save_random
+
+LOGIT_TOLERANCE = 1e-4
+OUTPUT_TOKENS = 32
+BLOCK_SIZE, NUM_BLOCKS = 4, 160
+
+
+@dataclass(frozen=True)
+class ArchitectureResult:
+    """`difference` is the largest one of two logits; `differences` are those of tokens."""
+
+    difference: float
+    differences: Differences
+
+    @property
+    def is_same(self) -> bool:
+        """Whether logits are within LOGIT_TOLERANCE and tokens equal but for near ties."""
+        return self.difference <= LOGIT_TOLERANCE and not self.differences.mismatches
+
+
+def tiny_prompts() -> list[list[int]]:
+    """Lengths from 1 to 60; three share their first 24 tokens."""
+    draw = random.Random(5)
+    shared = draw.choices(range(VOCAB_SIZE), k=24)
+    tails = [draw.choices(range(VOCAB_SIZE), k=count) for count in (1, 60, 5, 17)]
+    return [*tails[:2], shared + tails[2], shared + tails[3], shared]
+
+
+def check_shape(config: PreTrainedConfig, directory: Path, modes: Sequence[Mode]) -> ArchitectureResult:
+    """One shape, saved to `directory`, loaded by transformers and by us, in each of `modes` on a pool of its own."""
+    save_random(config, directory)
+    reference, prompts = Reference(directory), tiny_prompts()
+    expected = [reference.greedy(prompt, OUTPUT_TOKENS) for prompt in prompts]
+    known = {}
+    for prompt, outputs in zip(prompts, expected, strict=True):
+        ids = prompt + outputs.token_ids[:-1]
+        known |= {tuple(ids[: place + 1]): logits for place, logits in enumerate(reference.logits(ids))}
+    source = open_model(str(directory))
+    model = load_model(source, TorchKernels())
+    found, difference = Differences(), 0.0
+    for mode in modes:
+        checked = CheckedModel(model, known)
+        system = mode.system(checked, source.info, BLOCK_SIZE, NUM_BLOCKS)
+        differences = compare(prompts, expected, mode.generator(system, prompts))
+        assert mode.prefix_caching == (system.num_cached_tokens > 0), "prefixes are reused with caching on, and only then"
+        assert checked.compared == known.keys(), "every position was computed on the context it should have"
+        found.near_ties |= differences.near_ties
+        found.mismatches |= differences.mismatches
+        difference = max(difference, checked.difference)
+    return ArchitectureResult(difference, found)

@@ -1,0 +1,33 @@
+"""Every architecture gives transformers' logits and greedy tokens through the real scheduler and engine: a short form of `make parity`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from model_worker.models.registry import ARCHITECTURES
+from tests.parity.architectures import check_shape
+from tests.parity.mode import Mode
+from tests.parity.tiny_models import tiny_configs
+
+MODES = (Mode(prefix_caching=False, chunked=False, alone=False), Mode(prefix_caching=True, chunked=True, alone=False))
+CASES = [(name, index) for name, configs in tiny_configs().items() for index in range(len(configs))]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("architecture", "shape"), CASES)
+def test_logits_and_tokens_of_every_architecture(architecture: str, shape: int, tmp_path: Path) -> None:
+    result = check_shape(tiny_configs()[architecture][shape], tmp_path, MODES)
+    assert result.is_same, result
+
+
+def test_no_architecture_is_left_out() -> None:
+    assert tiny_configs().keys() == ARCHITECTURES.keys()

@@ -1,0 +1,56 @@
+"""Small random models from transformers' own classes, a few shapes of each architecture that we run."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+
+VOCAB_SIZE = 199
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def tiny_configs() -> dict[str, list[PreTrainedConfig]]:
+    """Architecture -> shapes that between them use all that we support of it."""
+    return {
+        "LlamaForCausalLM": [
+            LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3, attention_bias=True, mlp_bias=True, head_dim=24),
+            LlamaConfig(**_SHAPE, rope_parameters=_YARN, tie_word_embeddings=True),
+        ],
+        "Qwen3ForCausalLM": [Qwen3Config(**_SHAPE, head_dim=16), Qwen3Config(**_SHAPE, head_dim=32, attention_bias=True)],
+    }
+
+
+def save_random(config: PreTrainedConfig, directory: Path, **options: Any) -> PreTrainedModel:
+    """A model whose logits spread over a few units, so that two best ones are rarely close; saved as transformers does (`options` are
+    those of `save_pretrained`), with a tokenizer.json that is never read."""
+    model = AutoModelForCausalLM.from_config(config).eval()
+    generator = torch.Generator().manual_seed(11)
+    for name, values in sorted((*model.named_parameters(), *model.named_buffers())):
+        if "norm" in name:
+            values.data.uniform_(0.5, 1.5, generator=generator)
+        elif "inv_freq" not in name:
+            values.data.normal_(0.0, 0.15, generator=generator)
+    model.save_pretrained(directory, **options)
+    (directory / "tokenizer.json").write_text("{}")
+    return model
