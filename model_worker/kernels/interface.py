@@ -10,6 +10,7 @@ from torch import Tensor
 
 from model_worker.batch import Batch
 from model_worker.kv_pool import KVPool
+from model_worker.models.experts_config import ExpertsConfig
 
 
 class PagedAttention(ABC):
@@ -50,6 +51,22 @@ class Kernels(ABC):
     @abstractmethod
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """`silu(x[:, :n]) * x[:, n:]` for x `[T, 2 * n]`."""
+
+    @abstractmethod
+    def topk_softmax(self, logits: Tensor, num_chosen: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+        """The experts with the largest softmax of `logits` `[T, num_experts]`: ids int64 `[T, num_chosen]`, and their probabilities, with
+        `renormalize` divided by their sum."""
+
+    @abstractmethod
+    def biased_grouped_topk(self, logits: Tensor, bias: Tensor, experts: ExpertsConfig) -> tuple[Tensor, Tensor]:
+        """Scores are the sigmoid of `logits` `[T, num_experts]`. Chosen are those with the largest score + bias (`[num_experts]`) in the
+        groups whose two best such sums add up to the most. Returns ids int64 `[T, num_chosen]` and weights: the scores without bias, with
+        `experts.renormalize` divided by their sum, times `experts.scale`."""
+
+    @abstractmethod
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        """The sum over k of `weights[t, k] * (down[e] @ silu_and_mul(gate_up[e] @ x[t]))` with e = `ids[t, k]`: x `[T, hidden]`, ids
+        int64 and weights `[T, num_chosen]`, gate_up `[num_experts, 2 * n, hidden]`, down `[num_experts, hidden, n]`."""
 
     @abstractmethod
     def paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:

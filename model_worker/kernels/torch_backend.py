@@ -6,8 +6,10 @@ from torch.nn import functional
 
 from model_worker.batch import Batch
 from model_worker.kernels.interface import Kernels, PagedAttention
+from model_worker.kernels.routing import biased_grouped_topk, topk_softmax
 from model_worker.kernels.torch_attention import TorchPagedAttention
 from model_worker.kv_pool import KVPool
+from model_worker.models.experts_config import ExpertsConfig
 
 
 class TorchKernels(Kernels):
@@ -30,6 +32,22 @@ class TorchKernels(Kernels):
     def silu_and_mul(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
+
+    def topk_softmax(self, logits: Tensor, num_chosen: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+        return topk_softmax(logits, num_chosen, renormalize)
+
+    def biased_grouped_topk(self, logits: Tensor, bias: Tensor, experts: ExpertsConfig) -> tuple[Tensor, Tensor]:
+        return biased_grouped_topk(logits, bias, experts)
+
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        output = torch.zeros_like(x)
+        # Expert by expert in ascending order, so the order of a token's sum does not depend on the tokens beside it.
+        for expert in torch.unique(ids).tolist():
+            tokens, places = (ids == expert).nonzero(as_tuple=True)
+            hidden = self.silu_and_mul(self.linear(x.index_select(0, tokens), gate_up[expert], None))
+            part = self.linear(hidden, down[expert], None) * weights[tokens, places].unsqueeze(1)
+            output.index_add_(0, tokens, part)
+        return output
 
     def paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
         return TorchPagedAttention(batch, kv)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from model_worker.kv_shape import KVShape
 from model_worker.layers.rope_scaling import RopeScaling
+from model_worker.models.experts_config import ExpertsConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class ModelConfig:
     qk_norm: bool = False  # each query and key head is normalised before its rotation
     rope_scaling: RopeScaling | None = None
     rotary_dim: int | None = None  # leading elements of a head that are rotated; None: all
+    num_mtp_layers: int = 0  # layers behind the last that predict further tokens; not run
+    experts: ExpertsConfig | None = None  # None: every layer is dense
 
     @property
     def kv_shape(self) -> KVShape:

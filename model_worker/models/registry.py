@@ -7,11 +7,13 @@ from model_worker.models.causal_lm import CausalLM
 from model_worker.models.llama import LlamaForCausalLM
 from model_worker.models.model_config import ModelConfig
 from model_worker.models.qwen3 import Qwen3ForCausalLM
+from model_worker.models.qwen3_moe import Qwen3MoeForCausalLM
 from tessera.values.known_models import ModelError
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, Kernels], CausalLM]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
 }
 """Name in config.json -> class."""
 

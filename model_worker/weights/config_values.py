@@ -38,9 +38,13 @@ class ConfigValues:
         """Whether it is true."""
         return bool(self.get(key, default))
 
+    def first_of(self, *keys: str) -> str:
+        """The first of `keys` that holds something, else the first: versions of transformers name some things differently."""
+        return next((key for key in keys if self.get(key)), keys[0])
+
     def inside(self, *keys: str) -> "ConfigValues":
-        """The object under the first of `keys` that holds something, an empty one where none does."""
-        key = next((key for key in keys if self.get(key)), keys[0])
+        """The object under `first_of(keys)`, an empty one where there is none."""
+        key = self.first_of(*keys)
         return ConfigValues(self.path, self.get(key, {}), f"{self._prefix}{key}.")
 
     def require(self, key: str, value: object, supported: object) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from model_worker.models.model_config import ModelConfig
 from model_worker.models.registry import require_known
+from model_worker.weights.architecture_config import ADDITIONS
 from model_worker.weights.config_values import ConfigValues
 from model_worker.weights.errors import ModelFileDamaged
 from model_worker.weights.rope_config import rope_config
@@ -33,7 +34,7 @@ class HuggingFaceConfig:
         rope = rope_config(config)
         config.require("partial_rotary_factor", rope.partial_factor, 1.0)
         hidden_size, num_heads = config.number("hidden_size", int), config.number("num_attention_heads", int)
-        return ModelConfig(
+        shape = ModelConfig(
             architecture=architecture,
             vocab_size=config.number("vocab_size", int),
             hidden_size=hidden_size,
@@ -48,9 +49,9 @@ class HuggingFaceConfig:
             tie_word_embeddings=config.flag("tie_word_embeddings"),
             attention_bias=config.flag("attention_bias"),
             mlp_bias=config.flag("mlp_bias"),
-            qk_norm=architecture == "Qwen3ForCausalLM",
             rope_scaling=rope.scaling,
         )
+        return ADDITIONS[architecture](shape, config) if architecture in ADDITIONS else shape
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """From generation_config.json, else config.json: one id or a list."""

@@ -10,13 +10,17 @@ from torch import Tensor
 
 from model_worker.models.model_config import ModelConfig
 from model_worker.weights.digest import weights_digest
-from model_worker.weights.errors import ModelFileDamaged, ModelUnsupported, WeightShapeMismatch
+from model_worker.weights.errors import ModelFileDamaged, ModelUnsupported, WeightShapeMismatch, WeightUnexpected
+from model_worker.weights.fused_weights import Index, stored_parts
 from model_worker.weights.hugging_face_config import HuggingFaceConfig
 from tessera.values.known_models import ModelFileMissing
 from tessera.values.model import ModelInfo
 from tessera.values.tokenizer_digest import tokenizer_json_digest
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+_Stored = tuple[Path, str, Index]
+"""A file, a name in it, and which part of what it names."""
 
 
 class SafetensorsSource:
@@ -29,7 +33,9 @@ class SafetensorsSource:
             raise ModelFileMissing(f"{directory} has no tokenizer.json; save one with transformers' `save_pretrained`")
         self.config = config.model_config()
         files = _weight_files(directory)
-        self._files = {weight: path for path in files for weight in _names(path) if not _is_derived(weight, self.config)}
+        self._weights: dict[str, _Stored] = {}
+        for path in files:
+            self._add(_stored_weights(path, self.config))
         self.info = ModelInfo(
             name=name,
             architecture=self.config.architecture,
@@ -42,18 +48,29 @@ class SafetensorsSource:
         )
 
     def names(self) -> Collection[str]:
-        return self._files.keys()
+        return self._weights.keys()
 
     def read(self, name: str, slot: Tensor) -> None:
-        path = self._files[name]
+        path, stored_name, index = self._weights[name]
         # The file is mapped for one weight at a time: kept open, its pages would count as a second copy of the model.
         with safe_open(path, framework="pt") as file:
-            weight = file.get_tensor(name)
+            weight = file.get_slice(stored_name)[index] if index else file.get_tensor(stored_name)
         if weight.shape != slot.shape:
             raise WeightShapeMismatch(f"{path}: {name} is {tuple(weight.shape)}, the model needs {tuple(slot.shape)}")
         if weight.dtype not in _DTYPES:
             raise ModelUnsupported(f"{path}: {name} is {weight.dtype}; float32, float16 and bfloat16 can be read")
         slot.copy_(weight)
+
+    def _add(self, weights: list[tuple[str, _Stored]]) -> None:
+        for name, (path, stored_name, index) in weights:
+            if _is_unused(name, self.config):
+                continue
+            if name in self._weights:
+                other, other_name, _ = self._weights[name]
+                raise WeightUnexpected(
+                    f"{name} is there twice: as {other_name} in {other.name}, as {stored_name} in {path.name}; {path.parent}"
+                )
+            self._weights[name] = path, stored_name, index
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -76,14 +93,27 @@ def _weight_files(directory: Path) -> list[Path]:
     return files
 
 
-def _names(path: Path) -> list[str]:
+def _stored_weights(path: Path, config: ModelConfig) -> list[tuple[str, _Stored]]:
+    """The weights in a file by their usual names, and where in the file each lies."""
+    weights = []
     try:
         with safe_open(path, framework="pt") as file:
-            return list(file.keys())
+            for stored_name in file.keys():  # noqa: SIM118 - not a dict
+                shape = file.get_slice(stored_name).get_shape()
+                parts = stored_parts(stored_name, shape, config)
+                weights += [(name, (path, stored_name, index)) for name, index in parts.items()]
     except (SafetensorError, OSError) as error:
         raise ModelFileDamaged(f"{path} cannot be read: {error}") from error
+    return weights
 
 
-def _is_derived(name: str, config: ModelConfig) -> bool:
-    """Whether a checkpoint may hold this although it is no weight of its own: rotary tables, and the head where it is the embedding."""
-    return name.endswith(".rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
+def _is_unused(name: str, config: ModelConfig) -> bool:
+    """Whether a checkpoint may hold this although the model has no use for it: rotary tables, the head where it is the embedding, layers
+    behind the last that predict further tokens."""
+    if name.endswith(".rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight"):
+        return True
+    match name.split("."):
+        case ["model", "layers", number, *_] if number.isdecimal():
+            return config.num_layers <= int(number) < config.num_layers + config.num_mtp_layers
+        case _:
+            return False

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
 VOCAB_SIZE = 199
 
@@ -19,6 +19,7 @@ _SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 5000.0,
@@ -38,6 +39,10 @@ def tiny_configs() -> dict[str, list[PreTrainedConfig]]:
             LlamaConfig(**_SHAPE, rope_parameters=_YARN, tie_word_embeddings=True),
         ],
         "Qwen3ForCausalLM": [Qwen3Config(**_SHAPE, head_dim=16), Qwen3Config(**_SHAPE, head_dim=32, attention_bias=True)],
+        "Qwen3MoeForCausalLM": [
+            Qwen3MoeConfig(**_SHAPE, **_EXPERTS, head_dim=16, num_experts=6, norm_topk_prob=True),
+            Qwen3MoeConfig(**_SHAPE, **_EXPERTS, head_dim=16, num_experts=5, mlp_only_layers=[2], decoder_sparse_step=1),
+        ],
     }
 
 

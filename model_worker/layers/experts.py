@@ -1,0 +1,50 @@
+"""A feed-forward layer of many experts, of which each token goes through a few."""
+
+import torch
+from torch import Tensor
+
+from model_worker.kernels.interface import Kernels
+from model_worker.layers.mlp import MLP
+from model_worker.layers.router import Router
+from model_worker.models.experts_config import ExpertsConfig
+
+LLAMA_NAMES = ("gate_proj", "up_proj", "down_proj")
+"""What most checkpoints call the three projections of an expert."""
+
+
+class Experts:
+    """The weighted sum of the chosen experts, each an MLP, and of those that all tokens share. `names`: see LLAMA_NAMES."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        hidden_size: int,
+        config: ExpertsConfig,
+        router: Router,
+        names: tuple[str, str, str] = LLAMA_NAMES,
+    ) -> None:
+        self._kernels = kernels
+        self._router = router
+        self._names = names
+        size, count = config.intermediate_size, config.num_experts
+        # Stored [in, out] as in Linear; both read as the usual [out, in], gate above up.
+        self._gate_up = torch.empty(count, hidden_size, 2 * size).transpose(1, 2)
+        self._down = torch.empty(count, size, hidden_size).transpose(1, 2)
+        self._shared = MLP(kernels, hidden_size, config.num_shared * size) if config.num_shared else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` and the result are `[T, hidden_size]`."""
+        ids, weights = self._router(x)
+        output = self._kernels.experts(x, ids, weights, self._gate_up, self._down)
+        return output if self._shared is None else output + self._shared(x)
+
+    def slots(self, prefix: str) -> dict[str, Tensor]:
+        """Checkpoint name -> view to copy it into, expert by expert."""
+        slots = self._router.slots(prefix)
+        gate, up, down = self._names
+        for expert, (gate_up_weight, down_weight) in enumerate(zip(self._gate_up, self._down, strict=True)):
+            gate_weight, up_weight = gate_up_weight.chunk(2)
+            name = f"{prefix}.experts.{expert}"
+            slots[f"{name}.{gate}.weight"], slots[f"{name}.{up}.weight"] = gate_weight, up_weight
+            slots[f"{name}.{down}.weight"] = down_weight
+        return slots if self._shared is None else slots | self._shared.slots(f"{prefix}.shared_experts")

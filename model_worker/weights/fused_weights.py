@@ -1,0 +1,52 @@
+"""The parts of weights that a checkpoint stores as one: all experts of a layer, gate above up, query above key above value."""
+
+from collections.abc import Sequence
+
+from model_worker.models.model_config import ModelConfig
+
+Index = tuple[int | slice, ...]
+"""Which part of a stored tensor."""
+
+_ALL: Index = ()
+
+_EXPERT_NAMES = {"MixtralForCausalLM": ("w1", "w3", "w2")}
+_LLAMA_NAMES = ("gate_proj", "up_proj", "down_proj")
+
+
+def stored_parts(name: str, shape: Sequence[int], config: ModelConfig) -> dict[str, Index]:
+    """The weights of the model that the stored tensor `name` of this shape holds, by their usual names; a single one is itself."""
+    prefix, _, kind = name.rpartition(".")
+    if prefix.endswith(".mlp.experts") and len(shape) == 3:
+        return _experts(prefix, kind, shape, config)
+    if prefix.endswith(".gate_up_proj"):
+        half = shape[0] // 2
+        return _rows(prefix, kind, "gate_up_proj", {"gate_proj": half, "up_proj": half})
+    if prefix.endswith(".qkv_proj"):
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        return _rows(prefix, kind, "qkv_proj", {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size})
+    return {name: _ALL}
+
+
+def _experts(prefix: str, kind: str, shape: Sequence[int], config: ModelConfig) -> dict[str, Index]:
+    """transformers' `gate_up_proj` `[E, 2 * n, hidden]` and `down_proj` `[E, hidden, n]`."""
+    gate, up, down = _EXPERT_NAMES.get(config.architecture, _LLAMA_NAMES)
+    half = shape[1] // 2
+    match kind:
+        case "gate_up_proj":
+            parts = {gate: slice(0, half), up: slice(half, None)}
+        case "down_proj":
+            parts = {down: slice(None)}
+        case _:
+            return {f"{prefix}.{kind}": _ALL}
+    return {f"{prefix}.{expert}.{part}.weight": (expert, rows) for expert in range(shape[0]) for part, rows in parts.items()}
+
+
+def _rows(prefix: str, kind: str, fused: str, sizes: dict[str, int]) -> dict[str, Index]:
+    """Rows of `{prefix}.{kind}`, from the first to the last; the last part takes what is left."""
+    parts: dict[str, Index] = {}
+    first, last = 0, list(sizes)[-1]
+    for part, size in sizes.items():
+        rows = slice(first, None if part == last else first + size)
+        parts[f"{prefix.removesuffix(fused)}{part}.{kind}"] = (rows,)
+        first += size
+    return parts
