@@ -37,6 +37,10 @@ class Kernels(ABC):
         """`x @ weight.T + bias`: x `[T, in]`, weight `[out, in]`, bias `[out]`."""
 
     @abstractmethod
+    def linear_per_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        """`linear` for each head by itself: x `[T, heads, in]`, weight `[heads, out, in]`; returns `[T, heads, out]`."""
+
+    @abstractmethod
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
         """Rows of `weight` `[vocab, hidden]` for int64 ids `[T]`."""
 

@@ -18,6 +18,9 @@ class TorchKernels(Kernels):
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(x, weight, bias)
 
+    def linear_per_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.stack([self.linear(x[:, head], weight[head], None) for head in range(len(weight))], dim=1)
+
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
         return weight.index_select(0, ids)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from model_worker.kv_shape import KVShape
 from model_worker.layers.rope_scaling import RopeScaling
 from model_worker.models.experts_config import ExpertsConfig
+from model_worker.models.latent_config import LatentConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,12 @@ class ModelConfig:
     rotary_dim: int | None = None  # leading elements of a head that are rotated; None: all
     num_mtp_layers: int = 0  # layers behind the last that predict further tokens; not run
     experts: ExpertsConfig | None = None  # None: every layer is dense
+    latent: LatentConfig | None = None  # None: the pool keeps keys and values
 
     @property
     def kv_shape(self) -> KVShape:
         """What the model keeps of a position."""
+        if self.latent is not None:
+            kept = self.latent.kv_lora_rank + self.latent.qk_rope_head_dim
+            return KVShape(self.num_layers, num_kv_heads=1, head_dim=kept, num_planes=1)
         return KVShape(self.num_layers, self.num_kv_heads, self.head_dim)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from model_worker.kernels.interface import Kernels
 from model_worker.models.causal_lm import CausalLM
+from model_worker.models.deepseek_v3 import DeepseekV3ForCausalLM
 from model_worker.models.llama import LlamaForCausalLM
 from model_worker.models.model_config import ModelConfig
 from model_worker.models.qwen3 import Qwen3ForCausalLM
@@ -11,6 +12,7 @@ from model_worker.models.qwen3_moe import Qwen3MoeForCausalLM
 from tessera.values.known_models import ModelError
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, Kernels], CausalLM]] = {
+    "DeepseekV3ForCausalLM": DeepseekV3ForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
     "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,

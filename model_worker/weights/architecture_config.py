@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from model_worker.models.latent_config import LatentConfig
 from model_worker.models.model_config import ModelConfig
 from model_worker.weights.config_values import ConfigValues
-from model_worker.weights.experts_config import qwen3_moe_experts
+from model_worker.weights.experts_config import deepseek_experts, qwen3_moe_experts
 
 
 def _qwen3(shape: ModelConfig, config: ConfigValues) -> ModelConfig:
@@ -16,7 +17,31 @@ def _qwen3_moe(shape: ModelConfig, config: ConfigValues) -> ModelConfig:
     return replace(shape, qk_norm=True, experts=qwen3_moe_experts(config))
 
 
+def _deepseek_v3(shape: ModelConfig, config: ConfigValues) -> ModelConfig:
+    latent = LatentConfig(
+        q_lora_rank=config.optional("q_lora_rank", int),
+        kv_lora_rank=config.number("kv_lora_rank", int),
+        qk_nope_head_dim=config.number("qk_nope_head_dim", int),
+        qk_rope_head_dim=config.number("qk_rope_head_dim", int),
+        v_head_dim=config.number("v_head_dim", int),
+        is_interleaved=config.flag("rope_interleave", True),
+    )
+    return replace(
+        shape,
+        head_dim=latent.qk_nope_head_dim + latent.qk_rope_head_dim,
+        rotary_dim=latent.qk_rope_head_dim,
+        num_mtp_layers=_num_mtp_layers(config),
+        experts=deepseek_experts(config),
+        latent=latent,
+    )
+
+
+def _num_mtp_layers(config: ConfigValues) -> int:
+    return config.number(config.first_of("num_nextn_predict_layers", "num_mtp_layers"), int, 0)
+
+
 ADDITIONS: dict[str, Callable[[ModelConfig, ConfigValues], ModelConfig]] = {
+    "DeepseekV3ForCausalLM": _deepseek_v3,
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
 }

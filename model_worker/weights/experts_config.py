@@ -15,3 +15,21 @@ def qwen3_moe_experts(config: ConfigValues) -> ExpertsConfig:
         layers=frozenset(layer for layer in layers if layer not in dense and (layer + 1) % step == 0),
         renormalize=config.flag("norm_topk_prob"),
     )
+
+
+def deepseek_experts(config: ConfigValues) -> ExpertsConfig:
+    """DeepSeek-V3's, and those of models like it: all layers have them but the first `first_k_dense_replace`."""
+    config.require("scoring_func", config.get("scoring_func", "sigmoid"), "sigmoid")
+    config.require("topk_method", config.get("topk_method", "noaux_tc"), "noaux_tc")
+    config.require("moe_layer_freq", config.get("moe_layer_freq", 1), 1)
+    return ExpertsConfig(
+        num_experts=config.number(config.first_of("n_routed_experts", "num_local_experts"), int),
+        num_chosen=config.number("num_experts_per_tok", int),
+        intermediate_size=config.number("moe_intermediate_size", int),
+        layers=frozenset(range(config.number("first_k_dense_replace", int), config.number("num_hidden_layers", int))),
+        renormalize=config.flag("norm_topk_prob", True),
+        num_shared=config.number("n_shared_experts", int, 0),
+        num_groups=config.number("n_group", int, 1),
+        num_groups_chosen=config.number("topk_group", int, 1),
+        scale=config.number("routed_scaling_factor", float, 1.0),
+    )

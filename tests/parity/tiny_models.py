@@ -4,7 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 VOCAB_SIZE = 199
 
@@ -28,6 +36,26 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_LATENT = {
+    **_SHAPE,
+    **_EXPERTS,
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+_DEEPSEEK = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
 _YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -39,6 +67,17 @@ def tiny_configs() -> dict[str, list[PreTrainedConfig]]:
             LlamaConfig(**_SHAPE, rope_parameters=_YARN, tie_word_embeddings=True),
         ],
         "Qwen3ForCausalLM": [Qwen3Config(**_SHAPE, head_dim=16), Qwen3Config(**_SHAPE, head_dim=32, attention_bias=True)],
+        "DeepseekV3ForCausalLM": [
+            DeepseekV3Config(**_LATENT, q_lora_rank=24, n_group=4, topk_group=2, rope_parameters=_DEEPSEEK),
+            DeepseekV3Config(
+                **_LATENT,
+                q_lora_rank=None,
+                n_group=1,
+                topk_group=1,
+                rope_interleave=False,
+                attention_bias=True,
+            ),
+        ],
         "Qwen3MoeForCausalLM": [
             Qwen3MoeConfig(**_SHAPE, **_EXPERTS, head_dim=16, num_experts=6, norm_topk_prob=True),
             Qwen3MoeConfig(**_SHAPE, **_EXPERTS, head_dim=16, num_experts=5, mlp_only_layers=[2], decoder_sparse_step=1),

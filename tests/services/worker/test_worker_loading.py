@@ -19,6 +19,7 @@ from services.worker.config import SpeculationConfig, WorkerConfig
 from services.worker.loading import load_engine
 from tessera.values.config import ConfigError
 from tessera.values.known_models import ModelNotFound
+from tests.parity.tiny_models import save_random, tiny_configs
 
 CONFIG = WorkerConfig(model="deterministic", kv_cache_bytes=1 << 16, threads=1)
 
@@ -78,6 +79,15 @@ def test_an_engine_describes_what_was_configured() -> None:
     )
     assert (first.limits.max_num_seqs, first.limits.max_num_batched_tokens, first.limits.max_batches_in_flight) == (7, 70, 2)
     assert len(first.boot_id) == 16 and first.boot_id != second.boot_id, "every start is another boot"
+
+
+def test_the_pool_follows_from_what_the_architecture_keeps(tmp_path: Path) -> None:
+    """Latent attention: one vector of 24 + 8 floats for all heads, in each of 3 layers."""
+    save_random(tiny_configs()["DeepseekV3ForCausalLM"][0], tmp_path / "tiny")
+    config = replace(CONFIG, model=str(tmp_path / "tiny"), kv_cache_bytes=100_000, swap_bytes=50_000, block_size=16)
+    geometry = load_engine(config).description.geometry
+    assert (geometry.bytes_per_token, geometry.kv_format) == (3 * 32 * 4, "torch/f32/latent")
+    assert (geometry.num_blocks, geometry.num_host_blocks) == (100_000 // (16 * 384), 50_000 // (16 * 384))
 
 
 def test_a_likeness_has_the_tokenizer_of_the_model_it_stands_for() -> None:
