@@ -4,12 +4,24 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.interface import Kernels
+from model_worker.layers.decoder import FeedForward
 from model_worker.layers.mlp import MLP
-from model_worker.layers.router import Router
+from model_worker.layers.router import Router, SigmoidRouter, SoftmaxRouter
 from model_worker.models.experts_config import ExpertsConfig
+from model_worker.models.model_config import ModelConfig
 
 LLAMA_NAMES = ("gate_proj", "up_proj", "down_proj")
 """What most checkpoints call the three projections of an expert."""
+
+
+def dense_or_experts(
+    index: int, config: ModelConfig, kernels: Kernels, router: type[SigmoidRouter] | type[SoftmaxRouter]
+) -> FeedForward:
+    """The feed-forward part of layer `index`: experts where `config.experts` has them, else an MLP."""
+    experts = config.experts
+    if experts is None or index not in experts.layers:
+        return MLP(kernels, config.hidden_size, config.intermediate_size)
+    return Experts(kernels, config.hidden_size, experts, router(kernels, config.hidden_size, experts))
 
 
 class Experts:

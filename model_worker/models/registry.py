@@ -5,7 +5,9 @@ from collections.abc import Callable
 from model_worker.kernels.interface import Kernels
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.deepseek_v3 import DeepseekV3ForCausalLM
+from model_worker.models.glm4_moe import Glm4MoeForCausalLM
 from model_worker.models.llama import LlamaForCausalLM
+from model_worker.models.mixtral import MixtralForCausalLM
 from model_worker.models.model_config import ModelConfig
 from model_worker.models.qwen3 import Qwen3ForCausalLM
 from model_worker.models.qwen3_moe import Qwen3MoeForCausalLM
@@ -13,7 +15,9 @@ from tessera.values.known_models import ModelError
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, Kernels], CausalLM]] = {
     "DeepseekV3ForCausalLM": DeepseekV3ForCausalLM,
+    "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
+    "MixtralForCausalLM": MixtralForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
     "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
 }

@@ -6,11 +6,13 @@ from dataclasses import replace
 from model_worker.models.latent_config import LatentConfig
 from model_worker.models.model_config import ModelConfig
 from model_worker.weights.config_values import ConfigValues
-from model_worker.weights.experts_config import deepseek_experts, qwen3_moe_experts
+from model_worker.weights.experts_config import deepseek_experts, mixtral_experts, qwen3_moe_experts
+from model_worker.weights.rope_config import DEFAULT_THETA, RopeConfig
 
 
 def _qwen3(shape: ModelConfig, config: ConfigValues) -> ModelConfig:
-    return replace(shape, qk_norm=True, head_dim=config.number("head_dim", int, 128))
+    head_dim = config.number("head_dim", int, 128)
+    return replace(shape, qk_norm=True, head_dim=head_dim, rotary_dim=head_dim)
 
 
 def _qwen3_moe(shape: ModelConfig, config: ConfigValues) -> ModelConfig:
@@ -36,13 +38,38 @@ def _deepseek_v3(shape: ModelConfig, config: ConfigValues) -> ModelConfig:
     )
 
 
+def _glm4_moe(shape: ModelConfig, config: ConfigValues) -> ModelConfig:
+    return replace(
+        shape,
+        qk_norm=config.flag("use_qk_norm"),
+        num_mtp_layers=_num_mtp_layers(config),
+        experts=deepseek_experts(config),
+    )
+
+
+def _mixtral(shape: ModelConfig, config: ConfigValues) -> ModelConfig:
+    config.require("sliding_window", config.get("sliding_window"), None)
+    return replace(shape, experts=mixtral_experts(config))
+
+
 def _num_mtp_layers(config: ConfigValues) -> int:
     return config.number(config.first_of("num_nextn_predict_layers", "num_mtp_layers"), int, 0)
 
 
 ADDITIONS: dict[str, Callable[[ModelConfig, ConfigValues], ModelConfig]] = {
     "DeepseekV3ForCausalLM": _deepseek_v3,
+    "Glm4MoeForCausalLM": _glm4_moe,
+    "MixtralForCausalLM": _mixtral,
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
 }
 """Architecture -> the shape as read for a Llama, completed."""
+
+ROPE_DEFAULTS = {
+    "Glm4MoeForCausalLM": RopeConfig(DEFAULT_THETA, None, 0.5),
+    "MixtralForCausalLM": RopeConfig(1e6, None, 1.0),
+}
+"""Where transformers' class has others than theta 10,000 over whole heads."""
+
+PARTIAL_ROTARY = frozenset(("Glm4MoeForCausalLM",))
+"""Architectures that take `partial_rotary_factor`."""

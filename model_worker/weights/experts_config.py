@@ -33,3 +33,14 @@ def deepseek_experts(config: ConfigValues) -> ExpertsConfig:
         num_groups_chosen=config.number("topk_group", int, 1),
         scale=config.number("routed_scaling_factor", float, 1.0),
     )
+
+
+def mixtral_experts(config: ConfigValues) -> ExpertsConfig:
+    """In every layer; their size is `intermediate_size`."""
+    return ExpertsConfig(
+        num_experts=config.number(config.first_of("num_local_experts", "num_experts"), int),
+        num_chosen=config.number("num_experts_per_tok", int, 2),
+        intermediate_size=config.number("intermediate_size", int),
+        layers=frozenset(range(config.number("num_hidden_layers", int))),
+        renormalize=True,
+    )

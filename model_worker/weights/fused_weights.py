@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from model_worker.layers.experts import LLAMA_NAMES
+from model_worker.models.mixtral import EXPERT_NAMES
 from model_worker.models.model_config import ModelConfig
 
 Index = tuple[int | slice, ...]
@@ -9,8 +11,8 @@ Index = tuple[int | slice, ...]
 
 _ALL: Index = ()
 
-_EXPERT_NAMES = {"MixtralForCausalLM": ("w1", "w3", "w2")}
-_LLAMA_NAMES = ("gate_proj", "up_proj", "down_proj")
+MIXTRAL = "MixtralForCausalLM"
+"""Its own checkpoints have other names than transformers gives the fused weights."""
 
 
 def stored_parts(name: str, shape: Sequence[int], config: ModelConfig) -> dict[str, Index]:
@@ -24,12 +26,17 @@ def stored_parts(name: str, shape: Sequence[int], config: ModelConfig) -> dict[s
     if prefix.endswith(".qkv_proj"):
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         return _rows(prefix, kind, "qkv_proj", {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size})
+    if config.architecture == MIXTRAL and prefix.endswith(".mlp.gate"):
+        return {f"{prefix.removesuffix('.mlp.gate')}.block_sparse_moe.gate.{kind}": _ALL}
     return {name: _ALL}
 
 
 def _experts(prefix: str, kind: str, shape: Sequence[int], config: ModelConfig) -> dict[str, Index]:
     """transformers' `gate_up_proj` `[E, 2 * n, hidden]` and `down_proj` `[E, hidden, n]`."""
-    gate, up, down = _EXPERT_NAMES.get(config.architecture, _LLAMA_NAMES)
+    gate, up, down = LLAMA_NAMES
+    if config.architecture == MIXTRAL:
+        gate, up, down = EXPERT_NAMES
+        prefix = f"{prefix.removesuffix('.mlp.experts')}.block_sparse_moe.experts"
     half = shape[1] // 2
     match kind:
         case "gate_up_proj":

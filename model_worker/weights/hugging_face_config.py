@@ -6,10 +6,10 @@ from typing import Any
 
 from model_worker.models.model_config import ModelConfig
 from model_worker.models.registry import require_known
-from model_worker.weights.architecture_config import ADDITIONS
+from model_worker.weights.architecture_config import ADDITIONS, PARTIAL_ROTARY, ROPE_DEFAULTS
 from model_worker.weights.config_values import ConfigValues
 from model_worker.weights.errors import ModelFileDamaged
-from model_worker.weights.rope_config import rope_config
+from model_worker.weights.rope_config import LLAMA_DEFAULTS, rope_config
 from tessera.values.known_models import ModelFileMissing
 
 
@@ -31,9 +31,11 @@ class HuggingFaceConfig:
         config.require("hidden_act", config.get("hidden_act", "silu"), "silu")
         config.require("quantization_config", config.get("quantization_config"), None)
         config.require("use_sliding_window", config.flag("use_sliding_window"), False)
-        rope = rope_config(config)
-        config.require("partial_rotary_factor", rope.partial_factor, 1.0)
+        rope = rope_config(config, ROPE_DEFAULTS.get(architecture, LLAMA_DEFAULTS))
+        if architecture not in PARTIAL_ROTARY:
+            config.require("partial_rotary_factor", rope.partial_factor, 1.0)
         hidden_size, num_heads = config.number("hidden_size", int), config.number("num_attention_heads", int)
+        head_dim = config.number("head_dim", int, hidden_size // num_heads)
         shape = ModelConfig(
             architecture=architecture,
             vocab_size=config.number("vocab_size", int),
@@ -42,7 +44,7 @@ class HuggingFaceConfig:
             num_layers=config.number("num_hidden_layers", int),
             num_heads=num_heads,
             num_kv_heads=config.number("num_key_value_heads", int, num_heads),
-            head_dim=config.number("head_dim", int, hidden_size // num_heads),
+            head_dim=head_dim,
             max_model_len=config.number("max_position_embeddings", int, 2048),
             rms_norm_eps=config.number("rms_norm_eps", float, 1e-6),
             rope_theta=rope.theta,
@@ -50,6 +52,7 @@ class HuggingFaceConfig:
             attention_bias=config.flag("attention_bias"),
             mlp_bias=config.flag("mlp_bias"),
             rope_scaling=rope.scaling,
+            rotary_dim=int(head_dim * rope.partial_factor),
         )
         return ADDITIONS[architecture](shape, config) if architecture in ADDITIONS else shape
 

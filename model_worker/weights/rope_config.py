@@ -18,11 +18,16 @@ class RopeConfig:
     partial_factor: float
 
 
-def rope_config(config: ConfigValues, default_theta: float = DEFAULT_THETA) -> RopeConfig:
+LLAMA_DEFAULTS = RopeConfig(DEFAULT_THETA, None, 1.0)
+
+
+def rope_config(config: ConfigValues, defaults: RopeConfig = LLAMA_DEFAULTS) -> RopeConfig:
     """transformers 5 keeps it in `rope_parameters`, earlier ones in `rope_scaling` and at the top level. Raises ModelUnsupported."""
     rope = config.inside("rope_parameters", "rope_scaling")
-    theta = rope.number("rope_theta", float, config.number("rope_theta", float, default_theta))
-    partial_factor = rope.number("partial_rotary_factor", float, config.number("partial_rotary_factor", float, 1.0))
+    theta = rope.number("rope_theta", float, config.number("rope_theta", float, defaults.theta))
+    partial_factor = rope.number(
+        "partial_rotary_factor", float, config.number("partial_rotary_factor", float, defaults.partial_factor)
+    )
     return RopeConfig(theta, _scaling(config, rope), partial_factor)
 
 

@@ -89,7 +89,7 @@ def test_the_pool_keeps_one_vector_for_all_heads() -> None:
     assert config.kv_shape.bytes_per_token() == 61 * 576 * 4
 
 
-@pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM"])
+@pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
 def test_layers_that_predict_further_tokens_are_left_aside(architecture: str, tmp_path: Path) -> None:
     """Published checkpoints hold one behind the last; one more than config.json says is an error."""
     save_random(tiny_configs()[architecture][0], tmp_path)

@@ -7,7 +7,9 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
+    Glm4MoeConfig,
     LlamaConfig,
+    MixtralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -48,6 +50,15 @@ _LATENT = {
     "n_shared_experts": 2,
     "first_k_dense_replace": 1,
 }
+_GLM4 = {
+    **_SHAPE,
+    **_EXPERTS,
+    "head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+}
 _DEEPSEEK = {
     "rope_type": "yarn",
     "rope_theta": 5000.0,
@@ -62,10 +73,15 @@ _YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max
 def tiny_configs() -> dict[str, list[PreTrainedConfig]]:
     """Architecture -> shapes that between them use all that we support of it."""
     return {
+        "Glm4MoeForCausalLM": [
+            Glm4MoeConfig(**_GLM4, use_qk_norm=True, attention_bias=True, n_group=1, topk_group=1),
+            Glm4MoeConfig(**_GLM4, partial_rotary_factor=0.25, n_group=4, topk_group=1, norm_topk_prob=False),
+        ],
         "LlamaForCausalLM": [
             LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3, attention_bias=True, mlp_bias=True, head_dim=24),
             LlamaConfig(**_SHAPE, rope_parameters=_YARN, tie_word_embeddings=True),
         ],
+        "MixtralForCausalLM": [MixtralConfig(**_SHAPE, num_local_experts=5, num_experts_per_tok=2)],
         "Qwen3ForCausalLM": [Qwen3Config(**_SHAPE, head_dim=16), Qwen3Config(**_SHAPE, head_dim=32, attention_bias=True)],
         "DeepseekV3ForCausalLM": [
             DeepseekV3Config(**_LATENT, q_lora_rank=24, n_group=4, topk_group=2, rope_parameters=_DEEPSEEK),
