@@ -5,6 +5,7 @@ except the KV pool.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -27,6 +28,28 @@ class PagedAttention(ABC):
         `key` and `value` are what `store` was given for this layer before; query head h reads KV head
         h // (num_heads / num_kv_heads); scores are scaled by head_dim ** -0.5.
         """
+
+
+class WindowedAttention(PagedAttention):
+    """Paged attention for models with sinks and sliding windows."""
+
+    @abstractmethod
+    def attend_window(self, layer: int, query: Tensor, sinks: Tensor, window: int | None) -> Tensor:
+        """As `attend`, over what `store` was given, with a further term in each softmax's denominator: exp of `sinks` `[num_heads]`. A
+        query sees itself and the `window - 1` positions before it; None: all."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClampedExperts:
+    """Weights of experts: gate_up `[num_experts, 2 * n, hidden]`, rows of gate and up in turn, down `[num_experts, hidden, n]`, biases
+    `[num_experts, 2 * n]` and `[num_experts, hidden]`; for `alpha` and `limit` see `ClampedSwiGLU`."""
+
+    gate_up: Tensor
+    gate_up_bias: Tensor
+    down: Tensor
+    down_bias: Tensor
+    alpha: float
+    limit: float
 
 
 class Kernels(ABC):
@@ -73,5 +96,13 @@ class Kernels(ABC):
         int64 and weights `[T, num_chosen]`, gate_up `[num_experts, 2 * n, hidden]`, down `[num_experts, hidden, n]`."""
 
     @abstractmethod
+    def clamped_experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: ClampedExperts) -> Tensor:
+        """As `experts`, with biases after both products, and `ClampedSwiGLU` between them."""
+
+    @abstractmethod
     def paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
         """Prepare attention for one step."""
+
+    @abstractmethod
+    def windowed_attention(self, batch: Batch, kv: KVPool) -> WindowedAttention:
+        """Prepare attention with sinks and windows for one step."""

@@ -1,13 +1,16 @@
 """The reference backend: plain torch, float32 on a CPU."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from model_worker.batch import Batch
-from model_worker.kernels.interface import Kernels, PagedAttention
+from model_worker.kernels.interface import ClampedExperts, Kernels, PagedAttention, WindowedAttention
 from model_worker.kernels.routing import biased_grouped_topk, topk_softmax
 from model_worker.kernels.torch_attention import TorchPagedAttention
+from model_worker.kernels.windowed_attention import TorchWindowedAttention
 from model_worker.kv_pool import KVPool
 from model_worker.models.experts_config import ExpertsConfig
 
@@ -43,14 +46,34 @@ class TorchKernels(Kernels):
         return biased_grouped_topk(logits, bias, experts)
 
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        output = torch.zeros_like(x)
-        # Expert by expert in ascending order, so the order of a token's sum does not depend on the tokens beside it.
-        for expert in torch.unique(ids).tolist():
-            tokens, places = (ids == expert).nonzero(as_tuple=True)
-            hidden = self.silu_and_mul(self.linear(x.index_select(0, tokens), gate_up[expert], None))
-            part = self.linear(hidden, down[expert], None) * weights[tokens, places].unsqueeze(1)
-            output.index_add_(0, tokens, part)
-        return output
+        def expert(index: int, x: Tensor) -> Tensor:
+            return self.linear(self.silu_and_mul(self.linear(x, gate_up[index], None)), down[index], None)
+
+        return _weighted_sum(x, ids, weights, expert)
+
+    def clamped_experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: ClampedExperts) -> Tensor:
+        def expert(index: int, x: Tensor) -> Tensor:
+            gate_up = self.linear(x, experts.gate_up[index], experts.gate_up_bias[index])
+            gate = gate_up[:, ::2].clamp(max=experts.limit)
+            up = gate_up[:, 1::2].clamp(-experts.limit, experts.limit)
+            hidden = gate * torch.sigmoid(experts.alpha * gate) * (up + 1.0)
+            return self.linear(hidden, experts.down[index], experts.down_bias[index])
+
+        return _weighted_sum(x, ids, weights, expert)
 
     def paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
         return TorchPagedAttention(batch, kv)
+
+    def windowed_attention(self, batch: Batch, kv: KVPool) -> WindowedAttention:
+        return TorchWindowedAttention(batch, kv)
+
+
+def _weighted_sum(x: Tensor, ids: Tensor, weights: Tensor, expert: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """The sum of `expert(ids[t, k], x[t]) * weights[t, k]` over k."""
+    output = torch.zeros_like(x)
+    # Expert by expert in ascending order, so the order of a token's sum does not depend on the tokens beside it.
+    for index in torch.unique(ids).tolist():
+        tokens, places = (ids == index).nonzero(as_tuple=True)
+        part = expert(index, x.index_select(0, tokens)) * weights[tokens, places].unsqueeze(1)
+        output.index_add_(0, tokens, part)
+    return output

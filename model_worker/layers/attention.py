@@ -30,7 +30,11 @@ class Attention:
         """`x` and the result are `[T, hidden_size]`; the batch's keys and values are written to the pool."""
         query, key, value = self._heads(x, rotation)
         attention.store(layer, key, value)
-        return self._o_proj(attention.attend(layer, query, key, value))
+        return self._o_proj(self._attend(attention, layer, query, key, value))
+
+    def _attend(self, attention: PagedAttention, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What a model with another attention overrides; shapes as `PagedAttention.attend` has them."""
+        return attention.attend(layer, query, key, value)
 
     def _heads(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         qkv = self._qkv_proj(x).view(x.shape[0], -1, self._head_dim)

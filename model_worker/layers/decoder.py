@@ -82,13 +82,17 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KVPool) -> Tensor:
         """See `CausalLM`."""
-        attention = self._kernels.paged_attention(batch, kv)
+        attention = self._paged_attention(batch, kv)
         rotation = self._rotary(batch.positions)
         hidden = self._embed_tokens(batch.input_ids)
         for index, layer in enumerate(self._layers):
             hidden = layer(hidden, rotation, attention, index)
         wanted = hidden.index_select(0, batch.logits_rows)
         return self._lm_head.logits(self._norm(wanted))
+
+    def _paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
+        """What a model whose layers need more of it overrides."""
+        return self._kernels.paged_attention(batch, kv)
 
     def slots(self) -> dict[str, Tensor]:
         """See `CausalLM`."""

@@ -23,12 +23,14 @@ class Router(Protocol):
 
 
 class SoftmaxRouter:
-    """The most probable experts by a softmax over all (arXiv:2401.04088, arXiv:2505.09388)."""
+    """The most probable experts by a softmax over all (arXiv:2401.04088, arXiv:2505.09388). `name` is the checkpoint's."""
 
-    def __init__(self, kernels: Kernels, hidden_size: int, experts: ExpertsConfig) -> None:
+    def __init__(
+        self, kernels: Kernels, hidden_size: int, experts: ExpertsConfig, name: str = "gate", bias: bool = False
+    ) -> None:
         self._kernels = kernels
         self._experts = experts
-        self._gate = Linear(kernels, hidden_size, {"gate": experts.num_experts})
+        self._gate = Linear(kernels, hidden_size, {name: experts.num_experts}, bias)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._kernels.topk_softmax(self._gate(x), self._experts.num_chosen, self._experts.renormalize)

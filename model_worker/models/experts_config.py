@@ -4,6 +4,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedSwiGLU:
+    """gpt-oss's activation: gate * sigmoid(alpha * gate) * (up + 1), gate at most `limit`, up between -limit and limit."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """`num_experts` feed-forward layers of `intermediate_size` in each of `layers`, of which a token goes through `num_chosen`."""
 
@@ -16,3 +24,4 @@ class ExpertsConfig:
     num_groups: int = 1  # groups of neighbours, of which num_groups_chosen come into question for a token
     num_groups_chosen: int = 1
     scale: float = 1.0  # of the weights, at last
+    swiglu: ClampedSwiGLU | None = None  # None: silu(gate) * up, no biases

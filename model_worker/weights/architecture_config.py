@@ -6,7 +6,7 @@ from dataclasses import replace
 from model_worker.models.latent_config import LatentConfig
 from model_worker.models.model_config import ModelConfig
 from model_worker.weights.config_values import ConfigValues
-from model_worker.weights.experts_config import deepseek_experts, mixtral_experts, qwen3_moe_experts
+from model_worker.weights.experts_config import deepseek_experts, gpt_oss_experts, mixtral_experts, qwen3_moe_experts
 from model_worker.weights.rope_config import DEFAULT_THETA, RopeConfig
 
 
@@ -52,6 +52,20 @@ def _mixtral(shape: ModelConfig, config: ConfigValues) -> ModelConfig:
     return replace(shape, experts=mixtral_experts(config))
 
 
+def _gpt_oss(shape: ModelConfig, config: ConfigValues) -> ModelConfig:
+    """Without `layer_types` every other layer slides, the first among them."""
+    window = config.number("sliding_window", int, 128)
+    types = config.get("layer_types", ["sliding_attention", "full_attention"] * shape.num_layers)[: shape.num_layers]
+    for kind in types:
+        config.require("layer_types", kind, "sliding_attention", "full_attention")
+    return replace(
+        shape,
+        attention_bias=config.flag("attention_bias", True),
+        sliding_windows=tuple(window if kind == "sliding_attention" else None for kind in types),
+        experts=gpt_oss_experts(config),
+    )
+
+
 def _num_mtp_layers(config: ConfigValues) -> int:
     return config.number(config.first_of("num_nextn_predict_layers", "num_mtp_layers"), int, 0)
 
@@ -59,6 +73,7 @@ def _num_mtp_layers(config: ConfigValues) -> int:
 ADDITIONS: dict[str, Callable[[ModelConfig, ConfigValues], ModelConfig]] = {
     "DeepseekV3ForCausalLM": _deepseek_v3,
     "Glm4MoeForCausalLM": _glm4_moe,
+    "GptOssForCausalLM": _gpt_oss,
     "MixtralForCausalLM": _mixtral,
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
@@ -67,6 +82,7 @@ ADDITIONS: dict[str, Callable[[ModelConfig, ConfigValues], ModelConfig]] = {
 
 ROPE_DEFAULTS = {
     "Glm4MoeForCausalLM": RopeConfig(DEFAULT_THETA, None, 0.5),
+    "GptOssForCausalLM": RopeConfig(150000.0, None, 1.0),
     "MixtralForCausalLM": RopeConfig(1e6, None, 1.0),
 }
 """Where transformers' class has others than theta 10,000 over whole heads."""

@@ -47,7 +47,8 @@ class ConfigValues:
         key = self.first_of(*keys)
         return ConfigValues(self.path, self.get(key, {}), f"{self._prefix}{key}.")
 
-    def require(self, key: str, value: object, supported: object) -> None:
-        """Raises ModelUnsupported unless `value` is the supported one."""
-        if value != supported:
-            raise ModelUnsupported(f"{self.path}: {key} {value!r} is not supported, only {supported!r}")
+    def require(self, key: str, value: object, *supported: object) -> None:
+        """Raises ModelUnsupported unless `value` is one of the supported ones."""
+        if value not in supported:
+            known = " and ".join(map(repr, supported))
+            raise ModelUnsupported(f"{self.path}: {self._prefix}{key} {value!r} is not supported, only {known}")

@@ -1,6 +1,6 @@
 """What a config.json says of experts."""
 
-from model_worker.models.experts_config import ExpertsConfig
+from model_worker.models.experts_config import ClampedSwiGLU, ExpertsConfig
 from model_worker.weights.config_values import ConfigValues
 
 
@@ -43,4 +43,16 @@ def mixtral_experts(config: ConfigValues) -> ExpertsConfig:
         intermediate_size=config.number("intermediate_size", int),
         layers=frozenset(range(config.number("num_hidden_layers", int))),
         renormalize=True,
+    )
+
+
+def gpt_oss_experts(config: ConfigValues) -> ExpertsConfig:
+    """In every layer; their size is `intermediate_size`."""
+    return ExpertsConfig(
+        num_experts=config.number(config.first_of("num_local_experts", "num_experts"), int),
+        num_chosen=config.number(config.first_of("num_experts_per_tok", "experts_per_token"), int),
+        intermediate_size=config.number("intermediate_size", int),
+        layers=frozenset(range(config.number("num_hidden_layers", int))),
+        renormalize=True,
+        swiglu=ClampedSwiGLU(config.number("swiglu_alpha", float, 1.702), config.number("swiglu_limit", float, 7.0)),
     )

@@ -11,6 +11,9 @@ Index = tuple[int | slice, ...]
 
 _ALL: Index = ()
 
+GPT_OSS = "GptOssForCausalLM"
+"""It runs the stored form."""
+
 MIXTRAL = "MixtralForCausalLM"
 """Its own checkpoints have other names than transformers gives the fused weights."""
 
@@ -18,7 +21,7 @@ MIXTRAL = "MixtralForCausalLM"
 def stored_parts(name: str, shape: Sequence[int], config: ModelConfig) -> dict[str, Index]:
     """The weights of the model that the stored tensor `name` of this shape holds, by their usual names; a single one is itself."""
     prefix, _, kind = name.rpartition(".")
-    if prefix.endswith(".mlp.experts") and len(shape) == 3:
+    if prefix.endswith(".mlp.experts") and config.architecture != GPT_OSS and len(shape) == 3:
         return _experts(prefix, kind, shape, config)
     if prefix.endswith(".gate_up_proj"):
         half = shape[0] // 2

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from model_worker.models.experts_config import ClampedSwiGLU
 from model_worker.models.model_config import ModelConfig
 from model_worker.weights.errors import ModelFileDamaged, ModelUnsupported
 from model_worker.weights.hugging_face_config import HuggingFaceConfig
@@ -57,6 +58,14 @@ DEEPSEEK = LLAMA | {
 GLM4 = DEEPSEEK | {"architectures": ["Glm4MoeForCausalLM"], "rope_scaling": None, "head_dim": 16}
 MIXTRAL = LLAMA | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "sliding_window": None}
 
+GPT_OSS = LLAMA | {
+    "architectures": ["GptOssForCausalLM"],
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": 128,
+    "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
+}
+
 
 def read(directory: Path, values: dict[str, Any]) -> ModelConfig:
     (directory / "config.json").write_text(json.dumps(values))
@@ -96,6 +105,15 @@ def test_mixtrals_defaults(tmp_path: Path) -> None:
     assert (config.experts.num_chosen, config.experts.intermediate_size, config.experts.renormalize) == (2, 96, True)
 
 
+def test_every_other_layer_of_gpt_oss_slides_unless_said_otherwise(tmp_path: Path) -> None:
+    config = read(tmp_path, GPT_OSS)
+    assert config.sliding_windows == (128, None, 128, None, 128, None) and config.attention_bias
+    assert (config.rope_theta, config.rope_scaling is not None and config.rope_scaling.factor) == (150000.0, 32.0)
+    assert config.experts is not None and config.experts.swiglu == ClampedSwiGLU(1.702, 7.0)
+    types = ["full_attention"] * 5 + ["sliding_attention"]
+    assert read(tmp_path, GPT_OSS | {"layer_types": types}).sliding_windows == (None,) * 5 + (128,)
+
+
 @pytest.mark.parametrize(
     ("values", "error", "named"),
     [
@@ -105,6 +123,7 @@ def test_mixtrals_defaults(tmp_path: Path) -> None:
         (DEEPSEEK | {"topk_method": "greedy"}, ModelUnsupported, "topk_method 'greedy'"),
         (DEEPSEEK | {"quantization_config": {"quant_method": "fp8"}}, ModelUnsupported, "quantization_config"),
         (DEEPSEEK | {"partial_rotary_factor": 0.5}, ModelUnsupported, "partial_rotary_factor 0.5"),
+        (GPT_OSS | {"layer_types": ["chunked_attention"] * 6}, ModelUnsupported, "layer_types 'chunked_attention'"),
         (MIXTRAL | {"sliding_window": 4096}, ModelUnsupported, "sliding_window 4096"),
         (QWEN3_MOE | {"num_experts": "8"}, ModelFileDamaged, "num_experts is '8'"),
         (QWEN3_MOE | {"use_sliding_window": True}, ModelUnsupported, "use_sliding_window True"),

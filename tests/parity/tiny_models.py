@@ -8,6 +8,7 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
     Glm4MoeConfig,
+    GptOssConfig,
     LlamaConfig,
     MixtralConfig,
     PreTrainedConfig,
@@ -59,6 +60,7 @@ _GLM4 = {
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 2.5,
 }
+_GPT_OSS = {**_SHAPE, "head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2}
 _DEEPSEEK = {
     "rope_type": "yarn",
     "rope_theta": 5000.0,
@@ -76,6 +78,10 @@ def tiny_configs() -> dict[str, list[PreTrainedConfig]]:
         "Glm4MoeForCausalLM": [
             Glm4MoeConfig(**_GLM4, use_qk_norm=True, attention_bias=True, n_group=1, topk_group=1),
             Glm4MoeConfig(**_GLM4, partial_rotary_factor=0.25, n_group=4, topk_group=1, norm_topk_prob=False),
+        ],
+        "GptOssForCausalLM": [
+            GptOssConfig(**_GPT_OSS, sliding_window=9, rope_parameters=_YARN | {"truncate": False}),
+            GptOssConfig(**_GPT_OSS, sliding_window=30, attention_bias=False, swiglu_limit=0.5),
         ],
         "LlamaForCausalLM": [
             LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3, attention_bias=True, mlp_bias=True, head_dim=24),
