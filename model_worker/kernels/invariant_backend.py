@@ -11,11 +11,12 @@ from torch import Tensor
 
 from model_worker.batch import Batch
 from model_worker.kernels.attention_tiles import AttentionTiles, find_attention_tiles
-from model_worker.kernels.interface import PagedAttention
+from model_worker.kernels.interface import PagedAttention, WindowedAttention
 from model_worker.kernels.invariant_attention import InvariantPagedAttention
 from model_worker.kernels.row_tiles import RowTiles, find_row_tiles, one_thread, product
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_pool import KVPool
+from tessera.values.config import ConfigError
 
 
 def ask_mkl_for_invariance() -> None:
@@ -26,7 +27,8 @@ def ask_mkl_for_invariance() -> None:
 
 
 class InvariantKernels(TorchKernels):
-    """Finds the tiles of a weight's shape, and of a head's, when it first meets them: then any operation may raise NotInvariant."""
+    """Finds the tiles of a weight's shape, and of a head's, when it first meets them: then any operation may raise NotInvariant, a
+    ConfigError."""
 
     def __init__(self) -> None:
         self._row_tiles: dict[tuple[int, ...], RowTiles] = {}
@@ -50,6 +52,9 @@ class InvariantKernels(TorchKernels):
 
     def paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
         return InvariantPagedAttention(batch, kv, self._find_attention_tiles)
+
+    def windowed_attention(self, batch: Batch, kv: KVPool) -> WindowedAttention:
+        raise ConfigError("batch_invariant: there are no such kernels for attention with sinks and sliding windows (gpt-oss)")
 
     def _find_attention_tiles(self, head_dim: int) -> AttentionTiles:
         key = (head_dim, torch.get_num_threads())

@@ -14,7 +14,8 @@ def topk_softmax(logits: Tensor, num_chosen: int, renormalize: bool) -> tuple[Te
 
 def biased_grouped_topk(logits: Tensor, bias: Tensor, experts: ExpertsConfig) -> tuple[Tensor, Tensor]:
     """See `Kernels.biased_grouped_topk`."""
-    scores = logits.sigmoid()
+    # torch's sigmoid takes another exp for the last few elements of a tensor, and which those are depends on the batch.
+    scores = logits.neg().exp_().add_(1.0).reciprocal_()
     for_choice = scores + bias
     if experts.num_groups_chosen < experts.num_groups:
         groups = for_choice.view(len(for_choice), experts.num_groups, -1)

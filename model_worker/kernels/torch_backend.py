@@ -22,7 +22,8 @@ class TorchKernels(Kernels):
         return functional.linear(x, weight, bias)
 
     def linear_per_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        return torch.stack([self.linear(x[:, head], weight[head], None) for head in range(len(weight))], dim=1)
+        heads = x.transpose(0, 1).contiguous()
+        return torch.stack([self.linear(heads[index], weight[index], None) for index in range(len(weight))], dim=1)
 
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
         return weight.index_select(0, ids)
