@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,6 +20,9 @@ from tessera.values.tokenizer_digest import tokenizer_json_digest
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
+REOPEN_BYTES = 1 << 26
+"""A file is opened again after so many bytes of weights; the memory it may take."""
+
 _Stored = tuple[Path, str, Index]
 """A file, a name in it, and which part of what it names."""
 
@@ -33,6 +37,8 @@ class SafetensorsSource:
             raise ModelFileMissing(f"{directory} has no tokenizer.json; save one with transformers' `save_pretrained`")
         self.config = config.model_config()
         files = _weight_files(directory)
+        self._file: tuple[Path, Any] | None = None
+        self._read_bytes = 0  # from it
         self._weights: dict[str, _Stored] = {}
         for path in files:
             self._add(_stored_weights(path, self.config))
@@ -52,14 +58,22 @@ class SafetensorsSource:
 
     def read(self, name: str, slot: Tensor) -> None:
         path, stored_name, index = self._weights[name]
-        # The file is mapped for one weight at a time: kept open, its pages would count as a second copy of the model.
-        with safe_open(path, framework="pt") as file:
-            weight = file.get_slice(stored_name)[index] if index else file.get_tensor(stored_name)
+        file = self._opened(path)
+        weight = file.get_slice(stored_name)[index] if index else file.get_tensor(stored_name)
+        self._read_bytes += weight.nbytes
         if weight.shape != slot.shape:
             raise WeightShapeMismatch(f"{path}: {name} is {tuple(weight.shape)}, the model needs {tuple(slot.shape)}")
         if weight.dtype not in _DTYPES:
             raise ModelUnsupported(f"{path}: {name} is {weight.dtype}; float32, float16 and bfloat16 can be read")
         slot.copy_(weight)
+
+    def _opened(self, path: Path) -> Any:
+        """The file at `path`, for one weight. Opening reads the names of all weights in it, so it stays open for some; kept open for
+        all, its mapped pages would count as a second copy of the model."""
+        if self._file is None or self._file[0] != path or self._read_bytes >= REOPEN_BYTES:
+            self._file = path, safe_open(path, framework="pt")
+            self._read_bytes = 0
+        return self._file[1]
 
     def _add(self, weights: list[tuple[str, _Stored]]) -> None:
         for name, (path, stored_name, index) in weights:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_llama import Pair, reference, save
 from transformers import LlamaForCausalLM
@@ -76,6 +77,24 @@ def test_several_files(tmp_path: Path) -> None:
     (directory / "model.safetensors.index.json").write_text('{"weight_map": 3}')
     with pytest.raises(ModelFileDamaged, match="weight_map"):
         load(directory)
+
+
+def test_a_file_is_opened_again_after_some_bytes(
+    directory: Path, theirs: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each weight would take long where a file names thousands, once for all would keep all of its pages in memory."""
+    opened = []
+
+    def counted(path: Path, framework: str) -> Any:
+        opened.append(path)
+        return safe_open(path, framework)
+
+    monkeypatch.setattr("model_worker.weights.safetensors.REOPEN_BYTES", 50_000)
+    source = open_model(str(directory))
+    monkeypatch.setattr("model_worker.weights.safetensors.safe_open", counted)
+    assert_weights(load_model(source, TorchKernels()), theirs)
+    size = (directory / "model.safetensors").stat().st_size
+    assert 2 <= len(opened) <= -(-size // 50_000) < len(source.names())
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
