@@ -19,7 +19,8 @@ class PagedAttention(ABC):
 
     @abstractmethod
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Write the batch's keys and values, each `[T, num_kv_heads, head_dim]`, to the pool (reshape and cache)."""
+        """Write the batch's keys and values, each `[T, num_kv_heads, head_dim]`, to the pool (reshape and cache). Where the pool has one
+        plane (`KVShape`), both are the same tensor."""
 
     @abstractmethod
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
