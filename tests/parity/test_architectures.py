@@ -8,10 +8,10 @@ import torch
 
 from model_worker.models.registry import ARCHITECTURES
 from tests.parity.architectures import check_shape
-from tests.parity.mode import Mode
+from tests.parity.mode import SPECULATIVE, Mode
 from tests.parity.tiny_models import tiny_configs
 
-MODES = (Mode(prefix_caching=False, chunked=False, alone=False), Mode(prefix_caching=True, chunked=True, alone=False))
+MODES = (Mode(False, False, False), Mode(prefix_caching=True, chunked=True, alone=False), SPECULATIVE)
 CASES = [(name, index) for name, configs in tiny_configs().items() for index in range(len(configs))]
 
 
