@@ -10,6 +10,13 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from services.worker.columns import check_counts, column_from_bytes, column_to_bytes
+from services.worker.convert_logprobs import (
+    logprobs_from_proto,
+    logprobs_to_proto,
+    prompt_logprobs_from_proto,
+    prompt_logprobs_to_proto,
+)
 from services.worker.convert_types import (
     MalformedMessage,
     description_from_proto,
@@ -53,19 +60,6 @@ __all__ = [
 
 STEP_MAX = 2**63 - 1
 """Highest step id: steps are stored in int64 columns."""
-
-
-def column_from_bytes(data: bytes, field: str) -> np.ndarray:
-    """An int32 column `[len(data) / 4]`, read-only, sharing the message's memory."""
-    if len(data) % 4:
-        raise MalformedMessage(f"{field}: {len(data)} bytes are not a whole number of int32")
-    return np.frombuffer(data, dtype="<i4")
-
-
-def column_to_bytes(column: np.ndarray) -> bytes:
-    """The bytes of a one-dimensional int32 array."""
-    assert column.dtype == np.int32 and column.ndim == 1, f"not an int32 column: {column.dtype} {column.shape}"
-    return column.astype("<i4", copy=False).tobytes()
 
 
 def batch_to_proto(batch: ScheduledBatch) -> worker_pb2.ScheduledBatch:
@@ -120,7 +114,7 @@ def batch_from_proto(message: worker_pb2.ScheduledBatch) -> ScheduledBatch:
     for field in ("num_scheduled_tokens", "context_lens", "new_block_counts"):
         if len(getattr(batch, field)) != rows:
             raise MalformedMessage(f"{field}: {len(getattr(batch, field))} values for {rows} rows")
-    _check_counts(batch.new_block_counts, batch.new_block_ids, "new_block_counts", "new_block_ids")
+    check_counts(batch.new_block_counts, batch.new_block_ids, "new_block_counts", "new_block_ids")
     if batch.num_decodes > rows:
         raise MalformedMessage(f"num_decodes: {batch.num_decodes} of {rows} rows")
     return batch
@@ -137,22 +131,29 @@ def output_to_proto(output: ScheduledBatchOutput) -> worker_pb2.ScheduledBatchOu
         row_errors=[worker_pb2.RowError(row=error.row, message=error.message) for error in output.row_errors],
         compute_us=output.compute_us,
         draft_counts=column_to_bytes(output.draft_counts),
+        logprobs=logprobs_to_proto(output.logprobs) if output.logprobs is not None else None,
+        prompt_logprobs=prompt_logprobs_to_proto(output.prompt_logprobs) if output.prompt_logprobs is not None else None,
     )
 
 
 def output_from_proto(message: worker_pb2.ScheduledBatchOutput) -> ScheduledBatchOutput:
     """What one batch sampled; the counts add up to the token ids, and every error names a row."""
+    token_counts = column_from_bytes(message.token_counts, "token_counts")
+    token_ids = column_from_bytes(message.token_ids, "token_ids")
+    logprobs, prompt = message.logprobs, message.prompt_logprobs
     output = ScheduledBatchOutput(
         epoch=epoch_from_proto(message.epoch),
         nonce=message.nonce,
         step_id=_step(message.step_id, "step_id", minimum=1),
-        token_counts=column_from_bytes(message.token_counts, "token_counts"),
-        token_ids=column_from_bytes(message.token_ids, "token_ids"),
+        token_counts=token_counts,
+        token_ids=token_ids,
         row_errors=tuple(RowError(error.row, error.message) for error in message.row_errors),
         compute_us=message.compute_us,
         draft_counts=column_from_bytes(message.draft_counts, "draft_counts") if message.draft_counts else NO_DRAFTS,
+        logprobs=logprobs_from_proto(logprobs, len(token_ids), "logprobs") if message.HasField("logprobs") else None,
+        prompt_logprobs=prompt_logprobs_from_proto(prompt, len(token_counts)) if message.HasField("prompt_logprobs") else None,
     )
-    _check_counts(output.token_counts, output.token_ids, "token_counts", "token_ids")
+    check_counts(output.token_counts, output.token_ids, "token_counts", "token_ids")
     if len(output.draft_counts) not in (0, len(output.token_counts)):
         raise MalformedMessage(f"draft_counts: {len(output.draft_counts)} values for {len(output.token_counts)} rows")
     for error in output.row_errors:
@@ -354,10 +355,3 @@ def _step(step: int, field: str, minimum: int = 0) -> int:
     if not minimum <= step <= STEP_MAX:
         raise MalformedMessage(f"{field}: {step} is not between {minimum} and {STEP_MAX}")
     return step
-
-
-def _check_counts(counts: np.ndarray, values: np.ndarray, counts_field: str, values_field: str) -> None:
-    if len(counts) and counts.min() < 0:
-        raise MalformedMessage(f"{counts_field}: negative count {counts.min()}")
-    if counts.sum(dtype=np.int64) != len(values):
-        raise MalformedMessage(f"{values_field}: {len(values)} values, {counts_field} add up to {counts.sum(dtype=np.int64)}")

@@ -13,6 +13,7 @@ from services.worker.convert import MalformedMessage
 from tessera.values.batch import RowError, ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry, SlotSwap
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.logprobs import Logprobs, PromptLogprobs
 from tessera.values.model import KVGeometry, ModelInfo, WorkerDescription, WorkerLimits
 from tessera.values.report import DroppedSlot, SlotReport, WorkerReport
 from tessera.values.sampling import SEED_MAX, SamplingParams
@@ -24,6 +25,8 @@ STEPS = st.integers(1, 2**63 - 1)
 IDS = st.binary(min_size=16, max_size=16)
 COUNT = st.integers(1, 2**32 - 1)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+ONE_ENTRY = Logprobs(*(np.array(values, dtype) for values, dtype in (([1], "i4"), ([7], "i4"), ([-0.5], "f4"), ([1], "i4"))))
 
 epochs = st.builds(Epoch, st.integers(1, 2**64 - 1), IDS) | st.just(NO_EPOCH)
 samplings = st.builds(
@@ -125,7 +128,23 @@ def outputs(draw: st.DrawFn) -> ScheduledBatchOutput:
         row_errors=tuple(draw(st.lists(errors, max_size=2))),
         compute_us=draw(st.integers(0, 2**64 - 1)),
         draft_counts=column(draw(st.just([]) | st.lists(I31, min_size=len(counts), max_size=len(counts)))),
+        logprobs=draw(st.none() | logprobs_of(sum(counts))),
+        prompt_logprobs=draw(st.none() | prompt_logprobs_of(len(counts))),
     )
+
+
+@st.composite
+def logprobs_of(draw: st.DrawFn, num_tokens: int) -> Logprobs:
+    counts = draw(st.lists(st.integers(0, 3), min_size=num_tokens, max_size=num_tokens))
+    ids = draw(st.lists(I31, min_size=sum(counts), max_size=sum(counts)))
+    values = draw(st.lists(st.floats(max_value=0.0, width=32), min_size=len(ids), max_size=len(ids)))
+    return Logprobs(column(counts), column(ids), np.array(values, np.float32), column([int(count > 0) for count in counts]))
+
+
+@st.composite
+def prompt_logprobs_of(draw: st.DrawFn, num_rows: int) -> PromptLogprobs:
+    row_counts = draw(st.lists(st.integers(0, 3), min_size=num_rows, max_size=num_rows))
+    return PromptLogprobs(column(row_counts), draw(logprobs_of(sum(row_counts))))
 
 
 @st.composite
@@ -317,6 +336,13 @@ def test_a_malformed_output_is_refused() -> None:
         ({"token_counts": column([-1])}, "token_counts"),
         ({"row_errors": (RowError(1, "bad"),)}, "row_errors"),
         ({"draft_counts": column([1, 1])}, "draft_counts"),
+        ({"logprobs": replace(ONE_ENTRY, counts=column([1, 0]))}, "logprobs.counts"),
+        ({"logprobs": replace(ONE_ENTRY, ranks=column([]))}, "logprobs.ranks"),
+        ({"logprobs": replace(ONE_ENTRY, token_ids=column([7, 8]))}, "logprobs.token_ids"),
+        ({"logprobs": replace(ONE_ENTRY, logprobs=np.zeros(0, np.float32))}, "logprobs.logprobs"),
+        ({"prompt_logprobs": PromptLogprobs(column([1, 0]), ONE_ENTRY)}, "prompt_logprobs.row_counts"),
+        ({"prompt_logprobs": PromptLogprobs(column([-1]), ONE_ENTRY)}, "prompt_logprobs.row_counts"),
+        ({"prompt_logprobs": PromptLogprobs(column([2]), ONE_ENTRY)}, "prompt_logprobs.tokens.counts"),
     ]:
         with pytest.raises(MalformedMessage, match=field):
             convert.output_from_proto(convert.output_to_proto(replace(output, **change)))

@@ -24,31 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtessera/worker/v1/types.proto\x12\x11tessera.worker.v1\")\n\x05\x45poch\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08instance\x18\x02 \x01(\x0c\"\xbc\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12>\n\x14stop_token_sequences\x18\n \x03(\x0b\x32 .tessera.worker.v1.TokenSequence\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\r \x01(\x01\x12\x30\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x1c.tessera.worker.v1.LogitBias\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x03(\r\x12\x37\n\rbad_words_ids\x18\x10 \x03(\x0b\x32 .tessera.worker.v1.TokenSequence\x12\x15\n\x08logprobs\x18\x11 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x11logprob_token_ids\x18\x13 \x03(\rB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xb6\x01\n\x06\x46inish\x12/\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.tessera.worker.v1.FinishReason\x12\x12\n\noutput_len\x18\x02 \x01(\r\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0bstop_string\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x0f\n\x07message\x18\x05 \x01(\tB\x10\n\x0e_stop_token_idB\x0e\n\x0c_stop_string\"\xcf\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10tokenizer_digest\x18\x07 \x01(\t\x12\x16\n\x0eweights_digest\x18\x08 \x01(\tB\x0f\n\r_bos_token_id\"y\n\nKvGeometry\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x17\n\x0f\x62ytes_per_token\x18\x03 \x01(\x04\x12\x11\n\tkv_format\x18\x04 \x01(\t\x12\x17\n\x0fnum_host_blocks\x18\x05 \x01(\r\"\x83\x01\n\x0cWorkerLimits\x12\x14\n\x0cmax_num_seqs\x18\x01 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x02 \x01(\r\x12\x1d\n\x15max_batches_in_flight\x18\x03 \x01(\r\x12\x1e\n\x16num_speculative_tokens\x18\x04 \x01(\r\"\xb3\x01\n\x11WorkerDescription\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x0c\x12+\n\x05model\x18\x02 \x01(\x0b\x32\x1c.tessera.worker.v1.ModelInfo\x12/\n\x08geometry\x18\x03 \x01(\x0b\x32\x1d.tessera.worker.v1.KvGeometry\x12/\n\x06limits\x18\x04 \x01(\x0b\x32\x1f.tessera.worker.v1.WorkerLimits*\xb6\x02\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x1f\n\x1b\x46INISH_REASON_STOP_SEQUENCE\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x04\x12\x1c\n\x18\x46INISH_REASON_MAX_TOKENS\x10\x05\x12\x1f\n\x1b\x46INISH_REASON_MAX_MODEL_LEN\x10\x06\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x07\x12\x1f\n\x1b\x46INISH_REASON_UNSCHEDULABLE\x10\x08\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtessera/worker/v1/types.proto\x12\x11tessera.worker.v1\")\n\x05\x45poch\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08instance\x18\x02 \x01(\x0c\"\xbc\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12>\n\x14stop_token_sequences\x18\n \x03(\x0b\x32 .tessera.worker.v1.TokenSequence\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\r \x01(\x01\x12\x30\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x1c.tessera.worker.v1.LogitBias\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x03(\r\x12\x37\n\rbad_words_ids\x18\x10 \x03(\x0b\x32 .tessera.worker.v1.TokenSequence\x12\x15\n\x08logprobs\x18\x11 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x11logprob_token_ids\x18\x13 \x03(\rB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"N\n\x08Logprobs\x12\x0e\n\x06\x63ounts\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\r\n\x05ranks\x18\x04 \x01(\x0c\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xb6\x01\n\x06\x46inish\x12/\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.tessera.worker.v1.FinishReason\x12\x12\n\noutput_len\x18\x02 \x01(\r\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0bstop_string\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x0f\n\x07message\x18\x05 \x01(\tB\x10\n\x0e_stop_token_idB\x0e\n\x0c_stop_string\"\xcf\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10tokenizer_digest\x18\x07 \x01(\t\x12\x16\n\x0eweights_digest\x18\x08 \x01(\tB\x0f\n\r_bos_token_id\"y\n\nKvGeometry\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x17\n\x0f\x62ytes_per_token\x18\x03 \x01(\x04\x12\x11\n\tkv_format\x18\x04 \x01(\t\x12\x17\n\x0fnum_host_blocks\x18\x05 \x01(\r\"\x83\x01\n\x0cWorkerLimits\x12\x14\n\x0cmax_num_seqs\x18\x01 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x02 \x01(\r\x12\x1d\n\x15max_batches_in_flight\x18\x03 \x01(\r\x12\x1e\n\x16num_speculative_tokens\x18\x04 \x01(\r\"\xb3\x01\n\x11WorkerDescription\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x0c\x12+\n\x05model\x18\x02 \x01(\x0b\x32\x1c.tessera.worker.v1.ModelInfo\x12/\n\x08geometry\x18\x03 \x01(\x0b\x32\x1d.tessera.worker.v1.KvGeometry\x12/\n\x06limits\x18\x04 \x01(\x0b\x32\x1f.tessera.worker.v1.WorkerLimits*\xb6\x02\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x1f\n\x1b\x46INISH_REASON_STOP_SEQUENCE\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x04\x12\x1c\n\x18\x46INISH_REASON_MAX_TOKENS\x10\x05\x12\x1f\n\x1b\x46INISH_REASON_MAX_MODEL_LEN\x10\x06\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x07\x12\x1f\n\x1b\x46INISH_REASON_UNSCHEDULABLE\x10\x08\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tessera.worker.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1586
-  _globals['_FINISHREASON']._serialized_end=1896
+  _globals['_FINISHREASON']._serialized_start=1666
+  _globals['_FINISHREASON']._serialized_end=1976
   _globals['_EPOCH']._serialized_start=52
   _globals['_EPOCH']._serialized_end=93
   _globals['_SAMPLINGPARAMS']._serialized_start=96
   _globals['_SAMPLINGPARAMS']._serialized_end=668
-  _globals['_LOGITBIAS']._serialized_start=670
-  _globals['_LOGITBIAS']._serialized_end=713
-  _globals['_TOKENSEQUENCE']._serialized_start=715
-  _globals['_TOKENSEQUENCE']._serialized_end=749
-  _globals['_FINISH']._serialized_start=752
-  _globals['_FINISH']._serialized_end=934
-  _globals['_MODELINFO']._serialized_start=937
-  _globals['_MODELINFO']._serialized_end=1144
-  _globals['_KVGEOMETRY']._serialized_start=1146
-  _globals['_KVGEOMETRY']._serialized_end=1267
-  _globals['_WORKERLIMITS']._serialized_start=1270
-  _globals['_WORKERLIMITS']._serialized_end=1401
-  _globals['_WORKERDESCRIPTION']._serialized_start=1404
-  _globals['_WORKERDESCRIPTION']._serialized_end=1583
+  _globals['_LOGPROBS']._serialized_start=670
+  _globals['_LOGPROBS']._serialized_end=748
+  _globals['_LOGITBIAS']._serialized_start=750
+  _globals['_LOGITBIAS']._serialized_end=793
+  _globals['_TOKENSEQUENCE']._serialized_start=795
+  _globals['_TOKENSEQUENCE']._serialized_end=829
+  _globals['_FINISH']._serialized_start=832
+  _globals['_FINISH']._serialized_end=1014
+  _globals['_MODELINFO']._serialized_start=1017
+  _globals['_MODELINFO']._serialized_end=1224
+  _globals['_KVGEOMETRY']._serialized_start=1226
+  _globals['_KVGEOMETRY']._serialized_end=1347
+  _globals['_WORKERLIMITS']._serialized_start=1350
+  _globals['_WORKERLIMITS']._serialized_end=1481
+  _globals['_WORKERDESCRIPTION']._serialized_start=1484
+  _globals['_WORKERDESCRIPTION']._serialized_end=1663
 # @@protoc_insertion_point(module_scope)

@@ -252,7 +252,7 @@ class RowError(_message.Message):
     def __init__(self, row: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class ScheduledBatchOutput(_message.Message):
-    __slots__ = ("epoch", "nonce", "step_id", "token_counts", "token_ids", "row_errors", "compute_us", "draft_counts")
+    __slots__ = ("epoch", "nonce", "step_id", "token_counts", "token_ids", "row_errors", "compute_us", "draft_counts", "logprobs", "prompt_logprobs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +261,8 @@ class ScheduledBatchOutput(_message.Message):
     ROW_ERRORS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     DRAFT_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     epoch: _types_pb2.Epoch
     nonce: int
     step_id: int
@@ -269,4 +271,14 @@ class ScheduledBatchOutput(_message.Message):
     row_errors: _containers.RepeatedCompositeFieldContainer[RowError]
     compute_us: int
     draft_counts: bytes
-    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., token_counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., compute_us: _Optional[int] = ..., draft_counts: _Optional[bytes] = ...) -> None: ...
+    logprobs: _types_pb2.Logprobs
+    prompt_logprobs: PromptLogprobs
+    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., nonce: _Optional[int] = ..., step_id: _Optional[int] = ..., token_counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., compute_us: _Optional[int] = ..., draft_counts: _Optional[bytes] = ..., logprobs: _Optional[_Union[_types_pb2.Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("row_counts", "tokens")
+    ROW_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    row_counts: bytes
+    tokens: _types_pb2.Logprobs
+    def __init__(self, row_counts: _Optional[bytes] = ..., tokens: _Optional[_Union[_types_pb2.Logprobs, _Mapping]] = ...) -> None: ...
