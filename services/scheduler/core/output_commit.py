@@ -49,7 +49,7 @@ class OutputCommit:
     def _publish(self, replica: Replica, rows: LaneRows, full: list[int], nums_tokens: list[int]) -> None:
         """Publish of these rows the blocks that are full now that they have so many tokens: computed is all but the last."""
         manager, step = replica.manager, replica.applied_step
-        nums_full = [num_tokens // manager.block_size for num_tokens in nums_tokens]
+        nums_full = [(num_tokens - 1) // manager.block_size for num_tokens in nums_tokens]
         tables = [rows.tables[row] for row in full]
         ids = [_last_block(rows.sequences[row], rows.outputs[row], manager.block_size) for row in full]
         contents = np.frombuffer(b"".join(ids), np.int32).reshape(len(full), manager.block_size)

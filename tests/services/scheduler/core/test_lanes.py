@@ -8,6 +8,8 @@ import pytest
 from fake_worker import FakeWorker
 from scheduler_rig import WORKER, Rig
 
+from kv_manager.block_manager import BlockManager
+from kv_manager.block_table import BlockTable
 from services.scheduler.core.changes import Changes
 from services.scheduler.core.lane_rows import LaneRows
 from services.scheduler.core.lanes import Lanes
@@ -149,6 +151,21 @@ def test_in_lanes_or_one_by_one_batches_records_and_outputs_are_the_same(
         one_by_one = transcript(seed, *KINDS[kind])
     for ours, theirs in zip(in_lanes, one_by_one, strict=True):
         assert ours == theirs
+
+
+@pytest.mark.parametrize("kind", ["roomy", "a token a block"])
+def test_full_blocks_of_lanes_are_published_together(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, done = [], []
+    real = BlockManager.publish_next
+
+    def counted(self: BlockManager, tables: list[BlockTable], *rest: Any) -> int:
+        asked.append(len(tables))
+        done.append(real(self, tables, *rest))
+        return done[-1]
+
+    monkeypatch.setattr(BlockManager, "publish_next", counted)
+    transcript(0, *KINDS[kind])
+    assert sum(asked) > 10 and sum(done) > sum(asked) / 2
 
 
 def test_a_lane_is_free_for_the_next_holder_and_forgets_what_ended_the_last() -> None:
