@@ -51,10 +51,17 @@ def _sampling_params(given: SamplingInput, model: ServedModel) -> SamplingParams
     """The parameters with what is clamped clamped, or why they are refused."""
     vocab_size = model.info.vocab_size
     problems = _id_problems(given, vocab_size) + _bad_word_problems(given.bad_words)
-    numbers = {name: getattr(given, name) for name in NUMBER_LIMITS if hasattr(given, name)}
     params = SamplingParams(
-        **{name: _or_default(name, value) for name, value in numbers.items() if name != "seed"},  # type: ignore[arg-type]
         seed=secrets.randbelow(SEED_MAX + 1) if given.seed is None else given.seed,
+        temperature=_or_default("temperature", given.temperature),
+        top_p=_or_default("top_p", given.top_p),
+        top_k=int(_or_default("top_k", given.top_k)),
+        min_p=_or_default("min_p", given.min_p),
+        max_tokens=int(_or_default("max_tokens", given.max_tokens)),
+        min_tokens=int(_or_default("min_tokens", given.min_tokens)),
+        presence_penalty=_or_default("presence_penalty", given.presence_penalty),
+        frequency_penalty=_or_default("frequency_penalty", given.frequency_penalty),
+        repetition_penalty=_or_default("repetition_penalty", given.repetition_penalty),
         ignore_eos=given.ignore_eos,
         stop_token_ids=given.stop_token_ids,
         logit_bias=given.logit_bias,
@@ -70,11 +77,10 @@ def _sampling_params(given: SamplingInput, model: ServedModel) -> SamplingParams
 
 
 def _or_default(name: str, value: float | None) -> float:
-    """A number as given, or its default; whole where it has to be, if it can be."""
-    limit = NUMBER_LIMITS[name]
-    resolved = limit.default if value is None else value
+    default = NUMBER_LIMITS[name].default
+    resolved = default if value is None else value
     assert resolved is not None, f"{name} has no default"
-    return int(resolved) if limit.integer and resolved == resolved // 1 else resolved
+    return resolved
 
 
 def _id_problems(given: SamplingInput, vocab_size: int) -> list[InvalidField]:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from row_maker import sample_rows
+from rule_reference import probabilities
 
 from model_worker.noise import exponentials, noise_words
 from model_worker.sampler import Sampler
@@ -20,24 +21,9 @@ def some_logits(rows: int, seed: int = 0, vocab: int = VOCAB, scale: float = 2.0
     return np.random.default_rng(seed).normal(size=(rows, vocab)).astype(np.float32) * np.float32(scale)
 
 
-def reference_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """The distribution in float64, by full sorts: temperature, top_k, top_p over what is left, min_p."""
-    scaled = logits.astype(np.float64) / params.temperature
-    p = np.exp(scaled - scaled.max())
-    if 0 < params.top_k < len(p):
-        p[p < np.sort(p)[-params.top_k]] = 0
-    p /= p.sum()
-    if params.top_p < 1:
-        descending = np.sort(p)[::-1]
-        last = min(int(np.searchsorted(np.cumsum(descending), params.top_p)), len(p) - 1)
-        p[p < descending[last]] = 0
-    p[p < params.min_p * p.max()] = 0
-    return p / p.sum()
-
-
 def reference_token(logits: np.ndarray, params: SamplingParams, output_index: int) -> int:
     """The Gumbel-max draw in float64 over the whole vocabulary."""
-    p = reference_probabilities(logits, params)
+    p = probabilities(logits.astype(np.float64), params)
     draws = exponentials(noise_words(params.seed, output_index, len(logits)))
     with np.errstate(divide="ignore"):
         return int(np.argmin(draws / p))
@@ -64,7 +50,7 @@ FILTERS = [
 @pytest.mark.parametrize("params", FILTERS, ids=str)
 def test_tokens_follow_the_distribution(params: SamplingParams) -> None:
     logits = some_logits(1)
-    p = reference_probabilities(logits[0], params)
+    p = probabilities(logits[0].astype(np.float64), params)
     num_draws = 4000
     batch = np.repeat(logits, num_draws, axis=0)
     rows = [SamplingParams(**{**_asdict(params), "seed": seed}) for seed in range(num_draws)]
@@ -147,7 +133,7 @@ def test_the_edges_of_every_limit_draw_a_possible_token(field: str) -> None:
         params = SamplingParams(**fields)
         token = sample_one(logits, params, output_index=2**20)
         greedy = params.temperature == 0
-        p = reference_probabilities(logits, SamplingParams(**{**fields, "temperature": 1e-9}) if greedy else params)
+        p = probabilities(logits.astype(np.float64), SamplingParams(**{**fields, "temperature": 1e-9}) if greedy else params)
         assert p[token] > 0
 
 
