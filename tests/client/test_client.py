@@ -270,3 +270,9 @@ def test_importing_the_client_loads_nothing_heavy():
     code = "import sys, tessera.client; print([m for m in ('torch', 'redis', 'services', 'gateway', 'structlog') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["stop", "bad_words"])
+def test_a_string_is_not_taken_for_a_list_of_its_letters(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name}: a list of strings"):
+        generation_of("x", {name: "Paris"})  # type: ignore[misc]

@@ -61,6 +61,9 @@ def generation_of(prompt: Prompt, options: GenerateOptions) -> pb.Generation:
     unknown = options.keys() - GenerateOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+    letters = [name for name in ("stop", "bad_words") if isinstance(options.get(name), str)]
+    if letters:  # a string is a sequence of its letters
+        raise TypeError(f"{letters[0]}: a list of strings, not one string")
     names = SamplingOptions.__annotations__.keys()
     sampling = {name: value for name, value in options.items() if name in names}
     rest = {name: value for name, value in options.items() if name not in names and name != "timeout_s"}
