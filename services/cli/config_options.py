@@ -6,6 +6,7 @@ is no option, and keeps its default.
 """
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -46,11 +47,20 @@ def config_options(config: type[Any], texts: Mapping[str, Text | None]) -> Calla
 
 
 def build_config(config: type[Config], values: Mapping[str, Any]) -> Config:
-    """The config from what click parsed. Raises click.UsageError with the config's own words where it refuses a value."""
+    """The config from what click parsed. Raises click.UsageError with the config's own words where it refuses a value, its fields called
+    as the options are."""
     try:
         return _build(config, values)
     except ConfigError as error:
-        raise click.UsageError(str(error)) from error
+        raise click.UsageError(_said_of_options(str(error))) from error
+
+
+def _said_of_options(message: str) -> str:
+    """`message` with the options of the running command in place of the names of their fields: the first word, and those that are
+    certainly none of English."""
+    context = click.get_current_context()
+    flags = {option.name: option.opts[0] for option in context.command.params if option.name and option.name in context.params}
+    return re.sub(r"^\w+|\w+_\w+", lambda word: flags.get(word[0], word[0]), message)
 
 
 @dataclass(frozen=True, slots=True)

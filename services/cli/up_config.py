@@ -4,10 +4,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.worker.config import SpeculationConfig
-from tessera.values.config import ConfigError
+from tessera.values.config import Config, ConfigError
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 DEFAULT_LISTEN = "127.0.0.1:50051"
+
+DRAFTS_MAX = Config().max_num_batched_tokens // Config().max_num_seqs - 1
+"""The scheduler's own bound, with the defaults of what `tessera up` has no option for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,11 @@ class UpConfig:
             raise ConfigError(f"start_timeout_s must be positive, got {self.start_timeout_s}")
         if self.once and not self.prompt:
             raise ConfigError("once ends after the answer, so it needs a prompt")
+        if self.speculation.num_speculative_tokens > DRAFTS_MAX:
+            raise ConfigError(
+                f"num_speculative_tokens must be at most {DRAFTS_MAX}, got {self.speculation.num_speculative_tokens}: "
+                f"a step has room for no more with every running request"
+            )
 
     @property
     def address(self) -> tuple[str, int]:

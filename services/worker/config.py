@@ -22,7 +22,9 @@ class SpeculationConfig:
         check_minimums(self, {"num_speculative_tokens": 0, "ngram_min": 1, "ngram_max": 1})
         check_choices(self, {"proposer": PROPOSERS})
         if self.ngram_max < self.ngram_min:
-            raise ConfigError(f"ngram_max ({self.ngram_max}) must be at least ngram_min ({self.ngram_min})")
+            raise ConfigError(
+                f"ngram_max ({self.ngram_max}) must be at least ngram_min ({self.ngram_min}): raise it, or lower ngram_min"
+            )
 
 
 THREADS_MAX = 1024

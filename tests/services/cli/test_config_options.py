@@ -68,7 +68,7 @@ def test_every_kind_of_field_is_set() -> None:
     ("arguments", "complaint"),
     [
         ((), "Missing option '--worker'"),
-        (("--worker", "a", "--grace-s", "-1"), "grace_s must not be negative, got -1.0"),
+        (("--worker", "a", "--grace-s", "-1"), "--grace-s must not be negative, got -1.0"),
         (("--worker", "a", "--depth", "x"), "'x' is not a valid integer"),
         (("--worker", "a", "--name", "third"), "'third' is not one of 'default', 'other'"),
         (("--worker", "a", "--unknown", "1"), "No such option"),

@@ -35,10 +35,10 @@ def test_what_cannot_work_is_one_line(arguments: tuple[str, ...], complaint: str
     ("arguments", "complaint"),
     [
         (("worker",), "Missing option '--model'"),
-        (("worker", "--model", "x", "--block-size", "7"), "block_size must be 1 or a multiple of 16, got 7"),
-        (("worker", "--model", "x", "--threads", "100000"), "threads must be at most 1024, got 100000"),
+        (("worker", "--model", "x", "--block-size", "7"), "--block-size must be 1 or a multiple of 16, got 7"),
+        (("worker", "--model", "x", "--threads", "100000"), "--threads must be at most 1024, got 100000"),
         (("scheduler", "--worker", "a:1"), "Missing option '--redis'"),
-        (("scheduler", "--worker", "a:1", "--redis", "http://x"), "redis_url must begin with redis://"),
+        (("scheduler", "--worker", "a:1", "--redis", "http://x"), "--redis must begin with redis://"),
         (("gateway", "--scheduler", "a:1"), "Missing option '--model'"),
     ],
 )

@@ -35,10 +35,12 @@ def test_a_port_in_use_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--listen", "50051"), "listen must be host:port"),
-        (("--listen", "127.0.0.1:0"), "listen must be host:port with a port from 1 to 65535"),
-        (("--start-timeout-s", "0"), "start_timeout_s must be positive"),
-        (("--once", "--prompt", ""), "once ends after the answer, so it needs a prompt"),
+        (("--listen", "50051"), "--listen must be host:port"),
+        (("--listen", "127.0.0.1:0"), "--listen must be host:port with a port from 1 to 65535"),
+        (("--start-timeout-s", "0"), "--start-timeout-s must be positive"),
+        (("--once", "--prompt", ""), "--once ends after the answer, so it needs a prompt"),
+        (("--num-speculative-tokens", "1000"), "--num-speculative-tokens must be at most 31, got 1000"),
+        (("--ngram-min", "5"), "--ngram-max (4) must be at least --ngram-min (5): raise it, or lower --ngram-min"),
     ],
 )
 def test_a_bad_option_is_a_usage_error(arguments: tuple[str, ...], complaint: str, tmp_path: Path) -> None:
