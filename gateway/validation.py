@@ -70,10 +70,22 @@ def _sampling_params(given: SamplingInput, model: ServedModel) -> SamplingParams
     )
     accepted = accepted_params(params, vocab_size)
     if isinstance(accepted, SamplingParams):
-        return problems or accepted
+        return problems or _none_left_problems(accepted, model.info.eos_token_ids) or accepted
     named = {problem.field.split("[")[0] for problem in problems}
     found = [InvalidField(f"sampling.{_PUBLIC_NAMES.get(item.field, item.field)}", item.problem) for item in accepted]
     return [*(item for item in found if item.field not in named), *problems]
+
+
+def _none_left_problems(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> list[InvalidField]:
+    """What rules out every allowed id whatever the output is: it would end with an error at the first token that comes to that."""
+    left = set(params.allowed_token_ids) - {ids[0] for ids in params.bad_words_ids if len(ids) == 1}
+    if params.allowed_token_ids and not left:
+        return [InvalidField("sampling.allowed_token_ids", "has no id that sampling.bad_words does not rule out")]
+    if left and params.min_tokens and not left.difference(eos_token_ids, params.stop_token_ids):
+        return [
+            InvalidField("sampling.min_tokens", "leaves no id: sampling.allowed_token_ids has only ids that end the output")
+        ]
+    return []
 
 
 def _or_default(name: str, value: float | None) -> float:
