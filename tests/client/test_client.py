@@ -5,6 +5,7 @@ import inspect
 import subprocess
 import sys
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -276,3 +277,24 @@ def test_importing_the_client_loads_nothing_heavy():
 def test_a_string_is_not_taken_for_a_list_of_its_letters(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name}: a list of strings"):
         generation_of("x", {name: "Paris"})  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field", "kind"),
+    [
+        ("x", {"top_k": 2**40}, "top_k", ValueError),
+        ("x", {"seed": -1}, "seed", ValueError),
+        ("x", {"temperature": "hot"}, "temperature", TypeError),
+        ("x", {"max_tokens": 1.5}, "max_tokens", TypeError),
+        ("x", {"stop_token_ids": [3, -1]}, "stop_token_ids", ValueError),
+        ("x", {"bad_words": ["\ud800"]}, "bad_words", ValueError),
+        ("x", {"request_id": 5}, "request_id", TypeError),
+        ("\ud800", {}, "text", ValueError),
+        ([2**40], {}, "token_ids", ValueError),
+    ],
+)
+def test_a_value_that_the_message_cannot_hold_is_refused_by_its_field_s_name(
+    prompt: Any, options: dict[str, Any], field: str, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind, match=f"^{field}: "):
+        generation_of(prompt, options)  # type: ignore[arg-type]

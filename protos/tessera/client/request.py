@@ -3,9 +3,11 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict, cast
+from typing import Any, TypedDict, TypeVar, cast
 
 from tessera.v1 import inference_pb2 as pb
+
+Body = TypeVar("Body", pb.Generation, pb.Sampling, pb.TokenPrompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,8 @@ class GenerateOptions(SamplingOptions, total=False):
 
 
 def generation_of(prompt: Prompt, options: GenerateOptions) -> pb.Generation:
-    """The body of both Generate calls. Raises TypeError for a prompt of another kind or an unknown keyword, and ValueError for a
-    number that the message cannot hold."""
+    """The body of both Generate calls. Raises TypeError for a prompt of another kind or an unknown keyword, and TypeError or ValueError that
+    name the field for a value that its message cannot hold."""
     unknown = options.keys() - GenerateOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
@@ -71,7 +73,22 @@ def generation_of(prompt: Prompt, options: GenerateOptions) -> pb.Generation:
         rest["request_id"] = secrets.token_hex(16)
     if sampling.get("seed") is None:
         sampling["seed"] = secrets.randbits(63)
-    return pb.Generation(sampling=pb.Sampling(**sampling), **prompt_fields(prompt), **rest)  # type: ignore[arg-type]
+    fields = {**_prompt_fields(prompt), **rest}
+    return _message(pb.Generation, {**fields, "sampling": _message(pb.Sampling, sampling)})
+
+
+def _message(kind: type[Body], fields: Mapping[str, Any]) -> Body:
+    """The message with these fields. Its own errors name none, so the first field that is refused by itself is named here."""
+    try:
+        return kind(**fields)
+    except (TypeError, ValueError):
+        for name, value in fields.items():
+            try:
+                kind(**{name: value})
+            except (TypeError, ValueError) as error:
+                wrong = ValueError if isinstance(error, ValueError) else TypeError
+                raise wrong(f"{name}: {error}") from error
+        raise
 
 
 def time_left_s(options: GenerateOptions, elapsed_s: float) -> float | None:
@@ -80,7 +97,7 @@ def time_left_s(options: GenerateOptions, elapsed_s: float) -> float | None:
     return None if timeout_s is None else max(0.0, timeout_s - elapsed_s)
 
 
-def prompt_fields(prompt: Prompt) -> dict[str, str | pb.ChatPrompt | pb.TokenPrompt]:
+def _prompt_fields(prompt: Prompt) -> dict[str, str | pb.ChatPrompt | pb.TokenPrompt]:
     """The one field of the prompt's oneof that is set, by name."""
     if isinstance(prompt, str):
         return {"text": prompt}
@@ -89,7 +106,7 @@ def prompt_fields(prompt: Prompt) -> dict[str, str | pb.ChatPrompt | pb.TokenPro
         return {"chat": chat_prompt(cast(Sequence[ChatMessage], items))}
     if any(isinstance(item, ChatMessage) for item in items):
         raise TypeError("a prompt is text, or chat messages only, or token ids only")
-    return {"tokens": pb.TokenPrompt(token_ids=cast(Sequence[int], items))}
+    return {"tokens": _message(pb.TokenPrompt, {"token_ids": items})}
 
 
 def chat_prompt(messages: Sequence[ChatMessage]) -> pb.ChatPrompt:
