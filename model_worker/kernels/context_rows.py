@@ -19,7 +19,8 @@ class ContextRows:
     """Rows whose KV is copied together, padded to C tokens, in B whole blocks. H is num_kv_heads.
 
     `rows` int64 `[g]`; `blocks` int64 `[g * H * B]` indexes (block, head) pairs; `stale` int64 lists the entries of the copied
-    `[g * H * B * block_size]` that lie behind their row's end; `mask` `[g, 1, 1, C]` is 0 on the context and -inf behind it.
+    `[g * H * B * block_size]` that lie behind their row's end; `mask` `[g, 1, Q, C]` is 0 on what each of a row's last Q positions sees,
+    and -inf behind it.
     """
 
     rows: Tensor
@@ -28,9 +29,11 @@ class ContextRows:
     mask: Tensor
 
 
-def context_rows(rows: np.ndarray, lens: np.ndarray, tables: np.ndarray, kv: KVPool, padded: int = 0) -> ContextRows:
+def context_rows(
+    rows: np.ndarray, lens: np.ndarray, tables: np.ndarray, kv: KVPool, padded: int = 0, num_queries: int = 1
+) -> ContextRows:
     """`rows` int64 `[g]` of `tables` int32 `[R, max_blocks]`, with contexts of `lens` int32 `[g]`. C is `padded`, where that is given at
-    least the longest of them, or else the whole blocks that hold it."""
+    least the longest of them, or else the whole blocks that hold it. Q is `num_queries`, at most the shortest of them."""
     block_counts = -(-lens.astype(np.int64) // kv.block_size)
     width = -(-padded // kv.block_size) if padded else int(block_counts.max())
     inside = np.arange(width) < block_counts[:, None]
@@ -42,7 +45,8 @@ def context_rows(rows: np.ndarray, lens: np.ndarray, tables: np.ndarray, kv: KVP
     behind = positions >= lens[:, None]
     row, position = np.nonzero(behind & np.repeat(inside, kv.block_size, axis=1))
     stale = (row[:, None] * kv.num_kv_heads + heads) * len(positions) + position[:, None]
-    mask = np.where(behind, np.float32("-inf"), np.float32(0.0))[:, None, None, :]
+    seen = lens[:, None] - np.arange(num_queries - 1, -1, -1)
+    mask = np.where(positions >= seen[:, :, None], np.float32("-inf"), np.float32(0.0))[:, None]
     return ContextRows(
         rows=torch.from_numpy(rows),
         blocks=torch.from_numpy(pairs.ravel()),

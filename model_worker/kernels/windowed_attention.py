@@ -1,6 +1,6 @@
 """Paged attention with sinks and a sliding window, in torch: scores written out, since torch's kernel knows no sinks.
 
-Decodes go in groups of similar length, prefill chunks in tiles of a few queries. Of a row only the blocks are read that its window
+Rows with few queries go in groups of similar length, longer prefill chunks in tiles. Of a row only the blocks are read that its window
 touches. Entries behind a row's end are zeroed: masking alone would let a NaN left by another request through (0 * NaN).
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from model_worker.batch import Batch
 from model_worker.kernels.interface import WindowedAttention
-from model_worker.kernels.torch_attention import TorchPagedAttention, group_by_length
+from model_worker.kernels.torch_attention import GROUPED_QUERIES_MAX, TorchPagedAttention, groups_of_few
 from model_worker.kv_pool import KVPool
 
 QUERY_TILE = 64
@@ -74,10 +74,11 @@ class TorchWindowedAttention(TorchPagedAttention, WindowedAttention):
 
 def _cut(batch: Batch, kv: KVPool, window: int | None) -> list[_Piece]:
     """All tokens of the batch, each in one piece."""
-    lens, starts = batch.context_lens.numpy(), batch.cu_seqlens_q.tolist()
-    reach = lens if window is None else np.minimum(lens, window + kv.block_size)
-    groups = [(rows, rows[:, None]) for rows in group_by_length(reach[: batch.num_decodes])]
-    for row in range(batch.num_decodes, batch.num_rows):
+    lens, starts = batch.context_lens.numpy(), batch.cu_seqlens_q.numpy().astype(np.int64)
+    counts = np.diff(starts)
+    reach = lens if window is None else np.minimum(lens, window + counts + kv.block_size)
+    groups = list(groups_of_few(starts, reach))
+    for row in np.flatnonzero(counts > GROUPED_QUERIES_MAX):
         for first in range(starts[row], starts[row + 1], QUERY_TILE):
             groups.append((np.array([row]), np.arange(first, min(first + QUERY_TILE, starts[row + 1]))[None]))
     return [_piece(batch, kv, rows, tokens, window) for rows, tokens in groups]

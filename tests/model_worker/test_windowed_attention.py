@@ -1,4 +1,4 @@
-"""Attention with sinks and windows over a paged pool, against the formula written out for one query."""
+"""Attention over a paged pool, with sinks and windows and without, against the formula written out for one query."""
 
 import math
 
@@ -58,11 +58,14 @@ def test_any_rows_any_window(lens: list[int], window: int | None, block_size: in
     new_values = torch.cat([tensor[-count:] for tensor, count in zip(values, counts, strict=True)])
     attention.store(0, new_keys, new_values)
     found = attention.attend_window(0, query, sinks, window)
-    token = 0
+    plain = attention.attend(0, query, new_keys, new_values)
+    no_sinks, token = torch.full_like(sinks, -math.inf), 0
     for row, (length, count) in enumerate(zip(lens, counts, strict=True)):
         for stop in range(length - count + 1, length + 1):
             wanted = expected_output(query[token], keys[row][:stop], values[row][:stop], sinks, window)
             torch.testing.assert_close(found[token], wanted, rtol=1e-4, atol=1e-5)
+            wanted = expected_output(query[token], keys[row][:stop], values[row][:stop], no_sinks, None)
+            torch.testing.assert_close(plain[token], wanted, rtol=1e-4, atol=1e-5)
             token += 1
 
 
