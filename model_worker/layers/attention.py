@@ -7,6 +7,7 @@ from model_worker.kernels.interface import Kernels, PagedAttention
 from model_worker.layers.linear import Linear
 from model_worker.layers.rms_norm import RMSNorm
 from model_worker.layers.rotary import rotate
+from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.model_config import ModelConfig
 
 
@@ -45,8 +46,8 @@ class Attention:
         query, key = rotate(self._kernels, qk, rotation).split_with_sizes((self._num_heads, self._num_kv_heads), dim=1)
         return query, key, value
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
-        """Checkpoint name -> view to copy it into."""
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        """Checkpoint name -> where it goes."""
         slots = self._qkv_proj.slots(prefix) | self._o_proj.slots(prefix)
         for name, norm in self._norms.items():
             slots |= norm.slots(f"{prefix}.{name}")

@@ -12,6 +12,7 @@ from model_worker.kv_pool import KVPool
 from model_worker.layers.embedding import Embedding
 from model_worker.layers.rms_norm import RMSNorm
 from model_worker.layers.rotary import RotaryEmbedding
+from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.model_config import ModelConfig
 
 
@@ -22,8 +23,8 @@ class AttentionLayer(Protocol):
         """`x` and the result are `[T, hidden_size]`; what the pool keeps of the batch's positions is written to it."""
         ...
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
-        """Checkpoint name -> view to copy it into."""
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        """Checkpoint name -> where it goes."""
         ...
 
 
@@ -34,8 +35,8 @@ class FeedForward(Protocol):
         """`x` and the result are `[T, hidden_size]`."""
         ...
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
-        """Checkpoint name -> view to copy it into."""
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        """Checkpoint name -> where it goes."""
         ...
 
 
@@ -56,8 +57,8 @@ class DecoderLayer:
         hidden = hidden + self._attention(self._input_norm(hidden), rotation, attention, layer)
         return hidden + self._mlp(self._post_attention_norm(hidden))
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
-        """Checkpoint name -> view to copy it into."""
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        """Checkpoint name -> where it goes."""
         return (
             self._input_norm.slots(f"{prefix}.input_layernorm")
             | self._attention.slots(f"{prefix}.self_attn")
@@ -94,7 +95,7 @@ class Decoder:
         """What a model whose layers need more of it overrides."""
         return self._kernels.paged_attention(batch, kv)
 
-    def slots(self) -> dict[str, Tensor]:
+    def slots(self) -> dict[str, WeightSlot]:
         """See `CausalLM`."""
         slots = self._embed_tokens.slots("model.embed_tokens") | self._norm.slots("model.norm")
         for index, layer in enumerate(self._layers):

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.interface import Kernels
+from model_worker.layers.weight_slot import WeightSlot
 
 
 class Embedding:
@@ -21,6 +22,6 @@ class Embedding:
         """Logits `[S, vocab_size]` of hidden states `[S, hidden_size]`."""
         return self._kernels.linear(hidden, self._weight, None)
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
-        """Checkpoint name -> view to copy it into."""
-        return {f"{prefix}.weight": self._weight}
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        """Checkpoint name -> where it goes."""
+        return {f"{prefix}.weight": WeightSlot(self._weight)}

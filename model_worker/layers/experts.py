@@ -7,6 +7,7 @@ from model_worker.kernels.interface import Kernels
 from model_worker.layers.decoder import FeedForward
 from model_worker.layers.mlp import MLP
 from model_worker.layers.router import Router, SigmoidRouter, SoftmaxRouter
+from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.experts_config import ExpertsConfig
 from model_worker.models.model_config import ModelConfig
 
@@ -50,13 +51,13 @@ class Experts:
         output = self._kernels.experts(x, ids, weights, self._gate_up, self._down)
         return output if self._shared is None else output + self._shared(x)
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
-        """Checkpoint name -> view to copy it into, expert by expert."""
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        """Checkpoint name -> where it goes, expert by expert."""
         slots = self._router.slots(prefix)
         gate, up, down = self._names
         for expert, (gate_up_weight, down_weight) in enumerate(zip(self._gate_up, self._down, strict=True)):
             gate_weight, up_weight = gate_up_weight.chunk(2)
             name = f"{prefix}.experts.{expert}"
-            slots[f"{name}.{gate}.weight"], slots[f"{name}.{up}.weight"] = gate_weight, up_weight
-            slots[f"{name}.{down}.weight"] = down_weight
+            for kind, weight in ((gate, gate_weight), (up, up_weight), (down, down_weight)):
+                slots[f"{name}.{kind}.weight"] = WeightSlot(weight)
         return slots if self._shared is None else slots | self._shared.slots(f"{prefix}.shared_experts")

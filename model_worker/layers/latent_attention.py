@@ -15,6 +15,7 @@ from model_worker.kernels.interface import Kernels, PagedAttention
 from model_worker.layers.linear import Linear
 from model_worker.layers.rms_norm import RMSNorm
 from model_worker.layers.rotary import rotate
+from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.latent_config import LatentConfig
 from model_worker.models.model_config import ModelConfig
 
@@ -37,7 +38,7 @@ class _Queries:
     def __call__(self, x: Tensor) -> Tensor:
         return self._last(x if self._down is None else self._norm(self._down(x)))
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         if self._down is None:
             return self._last.slots(prefix)
         return self._down.slots(prefix) | self._norm.slots(f"{prefix}.q_a_layernorm") | self._last.slots(prefix)
@@ -86,12 +87,12 @@ class LatentAttention:
             return x
         return x.view(*x.shape[:2], -1, 2).transpose(2, 3).flatten(2)
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
-        """Checkpoint name -> view to copy it into."""
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        """Checkpoint name -> where it goes."""
         return (
             self._queries.slots(prefix)
             | self._kv_a.slots(prefix)
             | self._kv_norm.slots(f"{prefix}.kv_a_layernorm")
-            | {f"{prefix}.kv_b_proj.weight": self._kv_b.flatten(0, 1)}
+            | {f"{prefix}.kv_b_proj.weight": WeightSlot(self._kv_b.flatten(0, 1))}
             | self._o_proj.slots(prefix)
         )

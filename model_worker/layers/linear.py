@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.interface import Kernels
+from model_worker.layers.weight_slot import WeightSlot
 
 
 class Linear:
@@ -23,11 +24,13 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return self._kernels.linear(x, self._weight, self._bias)
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
-        """Checkpoint name -> view to copy it into: weight `[size, in_features]` and, with a bias, bias `[size]`."""
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        """Checkpoint name -> where it goes: weight `[size, in_features]` and, with a bias, bias `[size]`."""
         sizes = list(self._outputs.values())
         names = [f"{prefix}.{name}" for name in self._outputs]
-        slots = {f"{name}.weight": part for name, part in zip(names, self._weight.split_with_sizes(sizes), strict=True)}
-        if self._bias is not None:
-            slots |= {f"{name}.bias": part for name, part in zip(names, self._bias.split_with_sizes(sizes), strict=True)}
-        return slots
+        stacked = {"weight": self._weight} if self._bias is None else {"weight": self._weight, "bias": self._bias}
+        return {
+            f"{name}.{kind}": WeightSlot(part)
+            for kind, rows in stacked.items()
+            for name, part in zip(names, rows.split_with_sizes(sizes), strict=True)
+        }

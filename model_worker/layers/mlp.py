@@ -4,6 +4,7 @@ from torch import Tensor
 
 from model_worker.kernels.interface import Kernels
 from model_worker.layers.linear import Linear
+from model_worker.layers.weight_slot import WeightSlot
 
 
 class MLP:
@@ -19,6 +20,6 @@ class MLP:
         """`x` and the result are `[T, hidden_size]`."""
         return self._down_proj(self._kernels.silu_and_mul(self._gate_up_proj(x)))
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
-        """Checkpoint name -> view to copy it into."""
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        """Checkpoint name -> where it goes."""
         return self._gate_up_proj.slots(prefix) | self._down_proj.slots(prefix)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.interface import Kernels
+from model_worker.layers.weight_slot import WeightSlot
 
 
 class RMSNorm:
@@ -17,6 +18,6 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return self._kernels.rms_norm(x, self._weight, self._eps)
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
-        """Checkpoint name -> view to copy it into."""
-        return {f"{prefix}.weight": self._weight}
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        """Checkpoint name -> where it goes."""
+        return {f"{prefix}.weight": WeightSlot(self._weight)}

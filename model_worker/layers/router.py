@@ -7,6 +7,7 @@ from torch import Tensor
 
 from model_worker.kernels.interface import Kernels
 from model_worker.layers.linear import Linear
+from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.experts_config import ExpertsConfig
 
 
@@ -17,8 +18,8 @@ class Router(Protocol):
         """For `x` `[T, hidden_size]`: expert ids int64 `[T, num_chosen]`, each once per token, and their weights float32 `[T, num_chosen]`."""
         ...
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
-        """Checkpoint name -> view to copy it into."""
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        """Checkpoint name -> where it goes."""
         ...
 
 
@@ -35,7 +36,7 @@ class SoftmaxRouter:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._kernels.topk_softmax(self._gate(x), self._experts.num_chosen, self._experts.renormalize)
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         return self._gate.slots(prefix)
 
 
@@ -52,5 +53,5 @@ class SigmoidRouter:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._kernels.biased_grouped_topk(self._gate(x), self._bias, self._experts)
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
-        return self._gate.slots(prefix) | {f"{prefix}.gate.e_score_correction_bias": self._bias}
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        return self._gate.slots(prefix) | {f"{prefix}.gate.e_score_correction_bias": WeightSlot(self._bias)}

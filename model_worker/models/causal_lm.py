@@ -6,6 +6,7 @@ from torch import Tensor
 
 from model_worker.batch import Batch
 from model_worker.kv_pool import KVPool
+from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.model_config import ModelConfig
 
 
@@ -14,8 +15,8 @@ class CausalLM(Protocol):
 
     config: ModelConfig
 
-    def slots(self) -> dict[str, Tensor]:
-        """Checkpoint name (Hugging Face naming) -> the view its weight is to be copied into; the view has the weight's shape."""
+    def slots(self) -> dict[str, WeightSlot]:
+        """Checkpoint name (Hugging Face naming) -> where its weight goes, or which part of it."""
         ...
 
     def forward(self, batch: Batch, kv: KVPool) -> Tensor:

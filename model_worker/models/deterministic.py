@@ -14,6 +14,7 @@ from torch import Tensor
 
 from model_worker.batch import Batch
 from model_worker.kv_pool import KVPool
+from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.model_config import ModelConfig
 
 ARCHITECTURE = "Deterministic"
@@ -57,7 +58,7 @@ class DeterministicLM:
         self.config = config
         self._logits = torch.zeros(0, config.vocab_size)
 
-    def slots(self) -> dict[str, Tensor]:
+    def slots(self) -> dict[str, WeightSlot]:
         """No weights."""
         return {}
 

@@ -9,6 +9,7 @@ from model_worker.kv_pool import KVPool
 from model_worker.layers.attention import Attention
 from model_worker.layers.decoder import Decoder, DecoderLayer
 from model_worker.layers.router import SoftmaxRouter
+from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.model_config import ModelConfig
 
 
@@ -24,8 +25,8 @@ class GptOssAttention(Attention):
         assert isinstance(attention, WindowedAttention)
         return attention.attend_window(layer, query, self._sinks, self._window)
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
-        return super().slots(prefix) | {f"{prefix}.sinks": self._sinks}
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        return super().slots(prefix) | {f"{prefix}.sinks": WeightSlot(self._sinks)}
 
 
 class GptOssExperts:
@@ -50,13 +51,13 @@ class GptOssExperts:
         """`x` and the result are `[T, hidden_size]`."""
         return self._kernels.clamped_experts(x, *self._router(x), self._experts)
 
-    def slots(self, prefix: str) -> dict[str, Tensor]:
-        """Checkpoint name -> view to copy it into."""
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        """Checkpoint name -> where it goes."""
         return self._router.slots(prefix) | {
-            f"{prefix}.experts.gate_up_proj": self._experts.gate_up.transpose(1, 2),
-            f"{prefix}.experts.gate_up_proj_bias": self._experts.gate_up_bias,
-            f"{prefix}.experts.down_proj": self._experts.down.transpose(1, 2),
-            f"{prefix}.experts.down_proj_bias": self._experts.down_bias,
+            f"{prefix}.experts.gate_up_proj": WeightSlot(self._experts.gate_up.transpose(1, 2)),
+            f"{prefix}.experts.gate_up_proj_bias": WeightSlot(self._experts.gate_up_bias),
+            f"{prefix}.experts.down_proj": WeightSlot(self._experts.down.transpose(1, 2)),
+            f"{prefix}.experts.down_proj_bias": WeightSlot(self._experts.down_bias),
         }
 
 

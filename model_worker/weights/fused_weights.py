@@ -34,6 +34,22 @@ def stored_parts(name: str, shape: Sequence[int], config: ModelConfig) -> dict[s
     return {name: _ALL}
 
 
+def narrowed(index: Index, num_dims: int, dim: int, part: slice) -> Index:
+    """Of the part `index` of a tensor with `num_dims` dimensions: the `part` of its own dimension `dim`."""
+    parts = [*index, *[slice(None)] * (num_dims - len(index))]
+    kept = [place for place, which in enumerate(parts) if isinstance(which, slice)]
+    rows = parts[kept[dim]]
+    first = (rows.start or 0) if isinstance(rows, slice) else 0
+    parts[kept[dim]] = slice(first + part.start, first + part.stop)
+    return tuple(parts)
+
+
+def part_shape(index: Index, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the part `index` of a tensor of this shape."""
+    parts = [*index, *[slice(None)] * (len(shape) - len(index))]
+    return tuple(len(range(*which.indices(size))) for which, size in zip(parts, shape, strict=True) if isinstance(which, slice))
+
+
 def _experts(prefix: str, kind: str, shape: Sequence[int], config: ModelConfig) -> dict[str, Index]:
     """transformers' `gate_up_proj` `[E, 2 * n, hidden]` and `down_proj` `[E, hidden, n]`."""
     gate, up, down = LLAMA_NAMES

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model_worker.layers.weight_slot import WeightSlot
 from model_worker.weights.digest import weights_digest
 from model_worker.weights.errors import ModelFileDamaged, ModelUnsupported, WeightShapeMismatch
 from model_worker.weights.gguf_metadata import GGUFMetadata, gguf_config, gguf_info
@@ -46,15 +47,21 @@ class GGUFSource:
     def names(self) -> Collection[str]:
         return self._tensors.keys()
 
-    def read(self, name: str, slot: Tensor) -> None:
-        tensor = self._tensors[name]
-        if tensor.shape != tuple(slot.shape):
-            raise WeightShapeMismatch(f"{self._path}: {tensor.name} is {tensor.shape}, the model needs {tuple(slot.shape)}")
+    def read(self, name: str, slot: WeightSlot) -> None:
+        """A part in the first dimension is read alone; of one in the second all bytes are read, some rows at a time."""
+        tensor, view = self._tensors[name], slot.view
+        if tensor.shape != slot.shape:
+            raise WeightShapeMismatch(f"{self._path}: {tensor.name} is {tensor.shape}, the model needs {slot.shape}")
+        assert slot.dim < 2, "no layer cuts further in"
+        start, columns = (slot.start, slice(None)) if slot.dim == 0 else (0, slice(slot.start, slot.stop))
+        slice_rows = 1
         if ".q_proj." in name or ".k_proj." in name:
-            slot = _interleaved(slot, self.config.head_dim)
-        for first in range(0, slot.shape[0], ROWS_PER_READ):
-            part = slot[first : first + ROWS_PER_READ]
-            part.copy_(torch.from_numpy(self._dequantized(tensor, first, len(part), slot.shape[0])).view(part.shape))
+            slice_rows = self.config.head_dim
+            view = _interleaved(view, slice_rows)
+        for first in range(0, len(view), ROWS_PER_READ):
+            part = view[first : first + ROWS_PER_READ]
+            values = self._dequantized(tensor, start // slice_rows + first, len(part), tensor.shape[0] // slice_rows)
+            part.copy_(torch.from_numpy(values).view(*part.shape[:-1], -1)[..., columns])
 
     def _dequantized(self, tensor: GGUFTensor, first: int, count: int, total: int) -> np.ndarray:
         """Of the tensor cut into `total` equal slices: `count` of them from `first` on, float32 `[count, elements of a slice]`."""
@@ -83,8 +90,8 @@ def hugging_face_name(name: str) -> str:
             return name
 
 
-def _interleaved(slot: Tensor, head_dim: int) -> Tensor:
-    """A query or key slot `[heads * head_dim, ...]` as the file orders its rows, `[heads, head_dim / 2, 2, ...]`: llama.cpp rotates
+def _interleaved(view: Tensor, head_dim: int) -> Tensor:
+    """A query or key weight `[heads * head_dim, ...]` as the file orders its rows, `[heads, head_dim / 2, 2, ...]`: llama.cpp rotates
     neighbouring elements where we rotate element i with i + head_dim / 2, so these rows lie side by side in the file."""
-    pairs = slot.shape[0] // head_dim, 2, head_dim // 2
-    return slot.view(*pairs, *slot.shape[1:]).transpose(1, 2)
+    pairs = view.shape[0] // head_dim, 2, head_dim // 2
+    return view.view(*pairs, *view.shape[1:]).transpose(1, 2)

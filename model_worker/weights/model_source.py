@@ -3,8 +3,7 @@
 from collections.abc import Collection
 from typing import Protocol
 
-from torch import Tensor
-
+from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.model_config import ModelConfig
 from model_worker.weights.errors import WeightMissing, WeightUnexpected
@@ -30,8 +29,9 @@ class ModelSource(Protocol):
         """Names of the weights there are, in Hugging Face's naming."""
         ...
 
-    def read(self, name: str, slot: Tensor) -> None:
-        """Copy the weight `name` into `slot`, converted to its dtype.
+    def read(self, name: str, slot: WeightSlot) -> None:
+        """Copy the part of the weight `name` that `slot` is for into its view, converted to the view's dtype. No more of the file is held
+        in memory than that part needs.
 
         Raises WeightShapeMismatch, ModelUnsupported (a format that cannot be converted) or ModelFileDamaged.
         """
@@ -39,7 +39,7 @@ class ModelSource(Protocol):
 
 
 def load_weights(model: CausalLM, source: ModelSource) -> None:
-    """Copy every weight of `source` into its slot of `model`. Raises WeightMissing or WeightUnexpected before anything is read."""
+    """Copy every weight of `source`, or the part that is this rank's, into its slot of `model`. Raises WeightMissing or WeightUnexpected before anything is read."""
     slots = model.slots()
     names = set(source.names())
     if missing := sorted(slots.keys() - names):
@@ -49,7 +49,8 @@ def load_weights(model: CausalLM, source: ModelSource) -> None:
             f"{source.info.name}: {_shown(unexpected)} in the model's files, but {source.config} has no such weight"
         )
     for name, slot in slots.items():
-        source.read(name, slot)
+        if slot.view.numel():
+            source.read(name, slot)
 
 
 def _shown(names: list[str]) -> str:

@@ -2,17 +2,18 @@
 
 import json
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
+from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.model_config import ModelConfig
 from model_worker.weights.digest import weights_digest
 from model_worker.weights.errors import ModelFileDamaged, ModelUnsupported, WeightShapeMismatch, WeightUnexpected
-from model_worker.weights.fused_weights import Index, stored_parts
+from model_worker.weights.fused_weights import Index, narrowed, part_shape, stored_parts
 from model_worker.weights.hugging_face_config import HuggingFaceConfig
 from tessera.values.known_models import ModelFileMissing
 from tessera.values.model import ModelInfo
@@ -23,8 +24,16 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 REOPEN_BYTES = 1 << 26
 """A file is opened again after so many bytes of weights; the memory it may take."""
 
-_Stored = tuple[Path, str, Index]
-"""A file, a name in it, and which part of what it names."""
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The part `index` of what the file `path` has under `name`, and the shape of that part."""
+
+    path: Path
+    name: str
+    index: Index
+    num_dims: int  # of all that the file has under the name
+    shape: tuple[int, ...]
 
 
 class SafetensorsSource:
@@ -56,16 +65,19 @@ class SafetensorsSource:
     def names(self) -> Collection[str]:
         return self._weights.keys()
 
-    def read(self, name: str, slot: Tensor) -> None:
-        path, stored_name, index = self._weights[name]
-        file = self._opened(path)
-        weight = file.get_slice(stored_name)[index] if index else file.get_tensor(stored_name)
+    def read(self, name: str, slot: WeightSlot) -> None:
+        stored = self._weights[name]
+        if stored.shape != slot.shape:
+            raise WeightShapeMismatch(f"{stored.path}: {name} is {stored.shape}, the model needs {slot.shape}")
+        index = stored.index
+        if not slot.is_whole:
+            index = narrowed(index, stored.num_dims, slot.dim, slice(slot.start, slot.stop))
+        file = self._opened(stored.path)
+        weight = file.get_slice(stored.name)[index] if index else file.get_tensor(stored.name)
         self._read_bytes += weight.nbytes
-        if weight.shape != slot.shape:
-            raise WeightShapeMismatch(f"{path}: {name} is {tuple(weight.shape)}, the model needs {tuple(slot.shape)}")
         if weight.dtype not in _DTYPES:
-            raise ModelUnsupported(f"{path}: {name} is {weight.dtype}; float32, float16 and bfloat16 can be read")
-        slot.copy_(weight)
+            raise ModelUnsupported(f"{stored.path}: {name} is {weight.dtype}; float32, float16 and bfloat16 can be read")
+        slot.view.copy_(weight)
 
     def _opened(self, path: Path) -> Any:
         """The file at `path`, for one weight. Opening reads the names of all weights in it, so it stays open for some; kept open for
@@ -76,15 +88,15 @@ class SafetensorsSource:
         return self._file[1]
 
     def _add(self, weights: list[tuple[str, _Stored]]) -> None:
-        for name, (path, stored_name, index) in weights:
+        for name, stored in weights:
             if _is_unused(name, self.config):
                 continue
             if name in self._weights:
-                other, other_name, _ = self._weights[name]
+                path, other = stored.path, self._weights[name]
                 raise WeightUnexpected(
-                    f"{name} is there twice: as {other_name} in {other.name}, as {stored_name} in {path.name}; {path.parent}"
+                    f"{name} is there twice: as {other.name} in {other.path.name}, as {stored.name} in {path.name}; {path.parent}"
                 )
-            self._weights[name] = path, stored_name, index
+            self._weights[name] = stored
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -115,7 +127,8 @@ def _stored_weights(path: Path, config: ModelConfig) -> list[tuple[str, _Stored]
             for stored_name in file.keys():  # noqa: SIM118 - not a dict
                 shape = file.get_slice(stored_name).get_shape()
                 parts = stored_parts(stored_name, shape, config)
-                weights += [(name, (path, stored_name, index)) for name, index in parts.items()]
+                for name, index in parts.items():
+                    weights.append((name, _Stored(path, stored_name, index, len(shape), part_shape(index, shape))))
     except (SafetensorError, OSError) as error:
         raise ModelFileDamaged(f"{path} cannot be read: {error}") from error
     return weights

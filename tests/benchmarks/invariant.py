@@ -60,7 +60,7 @@ def build(invariant: bool) -> CausalLM:
     except ModelNotFound:
         model = build_model(SHAPE, kernels)
         for slot in model.slots().values():
-            slot.copy_(torch.randn(slot.shape) * 0.05 + (slot.dim() == 1))
+            slot.view.copy_(torch.randn(slot.shape) * 0.05 + (len(slot.shape) == 1))
         return model
 
 

@@ -39,7 +39,7 @@ def build(shape: ModelConfig, kernels: Kernels) -> CausalLM:
     for name, slot in sorted(model.slots().items()):
         values = torch.empty(slot.shape)
         values.uniform_(0.5, 1.5, generator=generator) if "norm" in name else values.normal_(0.0, 0.15, generator=generator)
-        slot.copy_(values)
+        slot.view.copy_(values)
     return model
 
 

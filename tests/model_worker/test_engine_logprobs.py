@@ -8,6 +8,7 @@ from tiny_llama import Pair, reference_logits
 
 from model_worker.batch import Batch
 from model_worker.kv_pool import KVPool
+from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.causal_lm import CausalLM
 from tessera.values.batch import ScheduledBatchOutput
 from tessera.values.logprobs import Logprobs
@@ -108,7 +109,7 @@ class BrokenLM:
         self.config, self._model = model.config, model
         self.fails_together, self.nan_row = False, -1
 
-    def slots(self) -> dict[str, torch.Tensor]:
+    def slots(self) -> dict[str, WeightSlot]:
         return self._model.slots()
 
     def forward(self, batch: Batch, kv: KVPool) -> torch.Tensor:

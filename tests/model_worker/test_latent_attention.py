@@ -67,7 +67,8 @@ def test_absorbed_is_unabsorbed(scaling: YarnScaling | None, chunks: list[int]) 
     kernels = TorchKernels()
     layer = LatentAttention(config, kernels)
     generator = torch.Generator().manual_seed(7)
-    weights = {name.removeprefix("a."): slot.normal_(0.0, 0.3, generator=generator) for name, slot in layer.slots("a").items()}
+    slots = {name.removeprefix("a."): slot.view for name, slot in layer.slots("a").items()}
+    weights = {name: view.normal_(0.0, 0.3, generator=generator) for name, view in slots.items()}
     x = torch.randn(13, 32, generator=generator)
     kv = KVPool.of_shape(config.kv_shape, 8, 4)
     kv.keys(0)[: kv.num_blocks] = float("nan")  # what a request that failed may leave

@@ -46,7 +46,7 @@ def assert_weights(model: CausalLM, theirs: LlamaForCausalLM, dtype: torch.dtype
     slots = model.slots()
     assert slots.keys() == expected.keys()
     for name, slot in slots.items():
-        assert slot.dtype == torch.float32 and torch.equal(slot, expected[name].to(dtype).float()), name
+        assert slot.view.dtype == torch.float32 and torch.equal(slot.view, expected[name].to(dtype).float()), name
 
 
 def test_every_weight_of_every_shape(pair: Pair) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from model_worker.batch import Batch
 from model_worker.kv_pool import KVPool
+from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.causal_lm import CausalLM
 
 Context = tuple[int, ...]
@@ -29,7 +30,7 @@ class CheckedModel:
         self._expected = expected
         self._token_of_slot = torch.empty(0, dtype=torch.int64)
 
-    def slots(self) -> dict[str, Tensor]:
+    def slots(self) -> dict[str, WeightSlot]:
         """The model's."""
         return self._model.slots()
 

@@ -85,7 +85,7 @@ class LlamaWorker(EngineWorker):
         model = build_model(SHAPE, self.kernels)
         generator = torch.Generator().manual_seed(11)
         for _, slot in sorted(model.slots().items()):
-            slot.copy_(torch.empty(slot.shape).normal_(0.0, 0.3, generator=generator))
+            slot.view.copy_(torch.empty(slot.shape).normal_(0.0, 0.3, generator=generator))
         return model
 
     def build_engine(self, model: CausalLM, kv: KVPool) -> Engine:
