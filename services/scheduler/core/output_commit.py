@@ -12,15 +12,19 @@ from services.scheduler.core.lifecycle import Lifecycle
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
+from services.scheduler.core.spec_stats import SpecStats
 from services.scheduler.core.step_plan import IssuedBatch
+from tessera.values.batch import ScheduledBatchOutput
+from tessera.values.finish import Finish, FinishReason
 
 
 class OutputCommit:
     """Commits rows one by one, and those of sequences in lanes all at once; both with the same result."""
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
+    def __init__(self, lifecycle: Lifecycle, spec_stats: SpecStats) -> None:
         self._lifecycle = lifecycle
         self._book = lifecycle.book
+        self._spec_stats = spec_stats
 
     def lanes(self, replica: Replica, issued: IssuedBatch, token_ids: npt.NDArray[np.int32], now_us: int) -> Items[int]:
         """Commit the rows of sequences that still hold the lanes in which they were, a token each; `token_ids` are those of all rows, none of
@@ -58,7 +62,32 @@ class OutputCommit:
             ledger = rows.sequences[row].ledger
             manager.publish(table, ledger.token_ids, ledger.computed_len, step)
 
-    def row(self, replica: Replica, sequence: Sequence, count: int, num_drafts: int, sampled: list[int], now_us: int) -> None:
+    def rows(self, replica: Replica, issued: IssuedBatch, output: ScheduledBatchOutput, rows: Items[int], now_us: int) -> None:
+        """Commit these rows of a batch one by one; those whose sequence has moved on come to nothing."""
+        errors = {error.row: error.message for error in output.row_errors}
+        token_ids, sampled, ends = (
+            output.token_ids.tolist(),
+            output.token_counts.tolist(),
+            np.cumsum(output.token_counts).tolist(),
+        )
+        drafts = output.draft_counts.tolist() if issued.has_drafts else None
+        for row in rows:
+            sequence = issued.sequences[row]
+            if sequence.attempt != issued.attempts[row] or sequence.worker != replica.name:
+                continue
+            if row in errors:
+                finish = Finish(FinishReason.ERROR, sequence.output_len, message=errors[row])
+                self._lifecycle.end(sequence, finish, now_us)
+                continue
+            num_drafts, num_sampled = 0, sampled[row]
+            if drafts is not None:
+                num_drafts = max(0, int(issued.samples[row]) - 1)
+                if drafts and drafts[row]:
+                    self._spec_stats.count(drafts[row], num_sampled - 1)
+            first = ends[row] - num_sampled
+            self._row(replica, sequence, issued.counts[row], num_drafts, token_ids[first : ends[row]], now_us)
+
+    def _row(self, replica: Replica, sequence: Sequence, count: int, num_drafts: int, sampled: list[int], now_us: int) -> None:
         """Apply one row: of `count` positions, `num_drafts` of them for drafts, as many are computed as the sampled tokens say. What comes
         behind the earliest stop is neither output nor hashed."""
         checked = sequence.output_len

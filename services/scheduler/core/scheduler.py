@@ -6,8 +6,6 @@ Synchronous, without clock or I/O: the shell calls it from one event loop and pa
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 
-import numpy as np
-
 from services.scheduler.core.admission import (
     RETRY_AFTER_MS,
     Admitted,
@@ -29,7 +27,7 @@ from services.scheduler.core.recovered import Recovered
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.spec_stats import SpecStats
-from services.scheduler.core.step_plan import IssuedBatch, StepPlan
+from services.scheduler.core.step_plan import StepPlan
 from services.scheduler.core.stop_rules import stop_string_wins
 from services.scheduler.core.suspects import GUILTY_AFTER
 from services.scheduler.core.takeover import adopt_orphans, attach, new_ledger, restore
@@ -53,13 +51,13 @@ class Scheduler:
         self._book, self._waiting = self._lifecycle.book, self._lifecycle.waiting
         self._fleet = self._lifecycle.fleet
         self._batcher = Batcher(config, self._lifecycle)
-        self._commit = OutputCommit(self._lifecycle)
         self._lockstep = Lockstep(self._fleet, self._batcher.plan, self._issue)
         self._is_paused = False
         self._validator = Validator(config, self._lifecycle)
         self._capacity = CapacityWatch(self._lifecycle, config.capacity_wait_ms)
         self._totals = Totals()
         self.spec_stats = SpecStats()
+        self._commit = OutputCommit(self._lifecycle, self.spec_stats)
         self._forgotten: set[bytes] | None = set()  # who ended here, while slots of unknown requests are kept; then None
         self._removed_workers: list[str] = []
 
@@ -234,7 +232,7 @@ class Scheduler:
         if not output.row_errors:
             rest = self._commit.lanes(replica, issued, output.token_ids, now_us)
         if rest:
-            self._commit_rows(replica, issued, output, rest, now_us)
+            self._commit.rows(replica, issued, output, rest, now_us)
         if self._lifecycle.suspects:
             self._lifecycle.suspects.clear(issued.sequences)
 
@@ -370,30 +368,3 @@ class Scheduler:
         is_beyond = len_max is not None and ledger.num_tokens > len_max
         sequence.set_rules(self._fleet.rules(submission, model.max_model_len if is_beyond and model is not None else 0))
         return sequence
-
-    def _commit_rows(
-        self, replica: Replica, issued: IssuedBatch, output: ScheduledBatchOutput, rows: Items[int], now_us: int
-    ) -> None:
-        """Commit these rows of a batch one by one; those whose sequence has moved on come to nothing."""
-        errors = {error.row: error.message for error in output.row_errors}
-        token_ids, sampled, ends = (
-            output.token_ids.tolist(),
-            output.token_counts.tolist(),
-            np.cumsum(output.token_counts).tolist(),
-        )
-        drafts = output.draft_counts.tolist() if issued.has_drafts else None
-        for row in rows:
-            sequence = issued.sequences[row]
-            if sequence.attempt != issued.attempts[row] or sequence.worker != replica.name:
-                continue
-            if row in errors:
-                finish = Finish(FinishReason.ERROR, sequence.output_len, message=errors[row])
-                self._lifecycle.end(sequence, finish, now_us)
-                continue
-            num_drafts, num_sampled = 0, sampled[row]
-            if drafts is not None:
-                num_drafts = max(0, int(issued.samples[row]) - 1)
-                if drafts and drafts[row]:
-                    self.spec_stats.count(drafts[row], num_sampled - 1)
-            first = ends[row] - num_sampled
-            self._commit.row(replica, sequence, issued.counts[row], num_drafts, token_ids[first : ends[row]], now_us)
