@@ -41,6 +41,27 @@ class WindowedAttention(PagedAttention):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class IndexQueries:
+    """What the tokens of a batch look for among index keys: `query` `[T, heads, dim]`, `weights` `[T, heads]`. The score of a position with
+    the index key k is the sum over heads of weight * relu(query . k); a token chooses the `num_chosen` positions with the highest."""
+
+    query: Tensor
+    weights: Tensor
+    num_chosen: int
+
+
+class SparseAttention(PagedAttention):
+    """Paged attention over chosen positions, for a pool with one plane whose vectors are a key, which is the value too, and behind it an
+    index key."""
+
+    @abstractmethod
+    def attend_chosen(self, layer: int, query: Tensor, index: IndexQueries) -> Tensor:
+        """As `attend`, over what `store` was given, with `query` `[T, num_heads, key elements]` and scores scaled by key elements ** -0.5.
+        Each token attends to those positions up to its own that `index` chooses, to all while they are not more than `num_chosen`; of
+        equal scores the earlier position is chosen. Returns `[T, num_heads * key elements]`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ClampedExperts:
     """Weights of experts: gate_up `[num_experts, 2 * n, hidden]`, rows of gate and up in turn, down `[num_experts, hidden, n]`, biases
     `[num_experts, 2 * n]` and `[num_experts, hidden]`; for `alpha` and `limit` see `ClampedSwiGLU`."""
@@ -71,6 +92,10 @@ class Kernels(ABC):
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`x / sqrt(mean(x ** 2) + eps) * weight` over the last dimension."""
+
+    @abstractmethod
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias` over the last dimension."""
 
     @abstractmethod
     def rotary_embedding(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -107,3 +132,7 @@ class Kernels(ABC):
     @abstractmethod
     def windowed_attention(self, batch: Batch, kv: KVPool) -> WindowedAttention:
         """Prepare attention with sinks and windows for one step."""
+
+    @abstractmethod
+    def sparse_attention(self, batch: Batch, kv: KVPool) -> SparseAttention:
+        """Prepare attention over chosen positions for one step."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model_worker.batch import Batch
 from model_worker.kernels.attention_tiles import AttentionTiles, find_attention_tiles
-from model_worker.kernels.interface import PagedAttention, WindowedAttention
+from model_worker.kernels.interface import PagedAttention, SparseAttention, WindowedAttention
 from model_worker.kernels.invariant_attention import InvariantPagedAttention
 from model_worker.kernels.row_tiles import RowTiles, find_row_tiles, one_thread, product
 from model_worker.kernels.torch_backend import TorchKernels
@@ -55,6 +55,9 @@ class InvariantKernels(TorchKernels):
 
     def windowed_attention(self, batch: Batch, kv: KVPool) -> WindowedAttention:
         raise ConfigError("batch_invariant: there are no such kernels for attention with sinks and sliding windows (gpt-oss)")
+
+    def sparse_attention(self, batch: Batch, kv: KVPool) -> SparseAttention:
+        raise ConfigError("batch_invariant: there are no such kernels for attention over chosen positions (DeepSeek-V3.2)")
 
     def _find_attention_tiles(self, head_dim: int) -> AttentionTiles:
         key = (head_dim, torch.get_num_threads())

@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from model_worker.batch import Batch
-from model_worker.kernels.interface import ClampedExperts, Kernels, PagedAttention, WindowedAttention
+from model_worker.kernels.interface import ClampedExperts, Kernels, PagedAttention, SparseAttention, WindowedAttention
 from model_worker.kernels.routing import biased_grouped_topk, topk_softmax
+from model_worker.kernels.sparse_attention import TorchSparseAttention
 from model_worker.kernels.torch_attention import TorchPagedAttention
 from model_worker.kernels.windowed_attention import TorchWindowedAttention
 from model_worker.kv_pool import KVPool
@@ -30,6 +31,9 @@ class TorchKernels(Kernels):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return functional.rms_norm(x, weight.shape, weight, eps)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return functional.layer_norm(x, weight.shape, weight, bias, eps)
 
     def rotary_embedding(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         first, second = x.chunk(2, dim=-1)
@@ -67,6 +71,9 @@ class TorchKernels(Kernels):
 
     def windowed_attention(self, batch: Batch, kv: KVPool) -> WindowedAttention:
         return TorchWindowedAttention(batch, kv)
+
+    def sparse_attention(self, batch: Batch, kv: KVPool) -> SparseAttention:
+        return TorchSparseAttention(batch, kv)
 
 
 def _weighted_sum(x: Tensor, ids: Tensor, weights: Tensor, expert: Callable[[int, Tensor], Tensor]) -> Tensor:
