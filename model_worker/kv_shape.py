@@ -8,7 +8,7 @@ import torch
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """`num_planes` vectors of `head_dim` for each KV head of each layer: 2 for a key and a value, 1 for one vector that serves as both
-    (multi-head latent attention)."""
+    (multi-head latent attention). Where an index chooses the positions to attend to, its key is the last part of that vector."""
 
     num_layers: int
     num_kv_heads: int

@@ -3,7 +3,7 @@
 Of a position the pool keeps one vector: a latent of `kv_lora_rank` elements, from which each head would make its key and value, and a
 rotated part that is every head's. Instead of making keys and values for the whole context at each step, the projections move to the
 other side: q . (U_k c) = (U_k^T q) . c, and sum p_i (U_v c_i) = U_v (sum p_i c_i). So this is attention of many query heads over one KV
-head whose key is also its value ("absorbed").
+head whose key is also its value ("absorbed"). With an indexer it is over the positions that this one chooses.
 """
 
 import math
@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from model_worker.kernels.interface import Kernels, PagedAttention
+from model_worker.kernels.interface import Kernels, PagedAttention, SparseAttention
+from model_worker.layers.indexer import Indexer
 from model_worker.layers.linear import Linear
 from model_worker.layers.rms_norm import RMSNorm
 from model_worker.layers.rotary import rotate
@@ -24,7 +25,7 @@ NORM_EPS = 1e-6
 
 
 class _Queries:
-    """`[T, hidden_size]` to `[T, num_heads * head_dim]`, through a norm in the middle where `q_lora_rank` says so."""
+    """`[T, hidden_size]` to `[T, num_heads * head_dim]`; where `q_lora_rank` is given in two steps, with a norm between them."""
 
     def __init__(self, config: ModelConfig, kernels: Kernels, latent: LatentConfig) -> None:
         size = config.num_heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
@@ -35,8 +36,12 @@ class _Queries:
             self._norm = RMSNorm(kernels, latent.q_lora_rank, NORM_EPS)
             self._last = Linear(kernels, latent.q_lora_rank, {"q_b_proj": size})
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._last(x if self._down is None else self._norm(self._down(x)))
+    def compressed(self, x: Tensor) -> Tensor:
+        """The first step: `[T, q_lora_rank]`, or `x` itself."""
+        return x if self._down is None else self._norm(self._down(x))
+
+    def __call__(self, compressed: Tensor) -> Tensor:
+        return self._last(compressed)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         if self._down is None:
@@ -54,8 +59,11 @@ class LatentAttention:
         self._latent = latent
         self._num_heads = config.num_heads
         self._queries = _Queries(config, kernels, latent)
-        kept = latent.kv_lora_rank + latent.qk_rope_head_dim
-        self._kv_a = Linear(kernels, config.hidden_size, {"kv_a_proj_with_mqa": kept}, config.attention_bias)
+        self._indexer = None
+        if latent.indexer is not None:
+            assert latent.q_lora_rank is not None
+            self._indexer = Indexer(kernels, config.hidden_size, latent.q_lora_rank, latent.indexer)
+        self._kv_a = Linear(kernels, config.hidden_size, {"kv_a_proj_with_mqa": latent.kept}, config.attention_bias)
         self._kv_norm = RMSNorm(kernels, latent.kv_lora_rank, NORM_EPS)
         # Per head: rows that make the key's part without a position, above rows that make the value.
         self._kv_b = torch.empty(config.num_heads, latent.qk_nope_head_dim + latent.v_head_dim, latent.kv_lora_rank)
@@ -63,12 +71,13 @@ class LatentAttention:
             kernels, config.num_heads * latent.v_head_dim, {"o_proj": config.hidden_size}, config.attention_bias
         )
         scale = (latent.qk_nope_head_dim + latent.qk_rope_head_dim) ** -0.5 * getattr(config.rope_scaling, "score_factor", 1.0)
-        self._query_scale = scale * math.sqrt(kept)  # the kernel scales by the size of what the pool keeps
+        self._query_scale = scale * math.sqrt(latent.kept)  # the kernel scales by the size of what the pool keeps
 
     def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: PagedAttention, layer: int) -> Tensor:
         """`x` and the result are `[T, hidden_size]`; what the pool keeps of the batch's positions is written to it."""
         sizes = self._latent
-        query = self._queries(x).view(len(x), self._num_heads, -1)
+        compressed = self._queries.compressed(x)
+        query = self._queries(compressed).view(len(x), self._num_heads, -1)
         plain_query, turned_query = query.split_with_sizes((sizes.qk_nope_head_dim, sizes.qk_rope_head_dim), dim=2)
         content, turned_key = self._kv_a(x).split_with_sizes((sizes.kv_lora_rank, sizes.qk_rope_head_dim), dim=1)
         turned = rotate(self._kernels, self._in_halves(torch.cat((turned_query, turned_key.unsqueeze(1)), dim=1)), rotation)
@@ -76,8 +85,16 @@ class LatentAttention:
         to_key, to_value = self._kv_b.split_with_sizes((sizes.qk_nope_head_dim, sizes.v_head_dim), dim=1)
         absorbed = self._kernels.linear_per_head(plain_query, to_key.transpose(1, 2))
         query = torch.cat((absorbed, turned[:, : self._num_heads]), dim=2) * self._query_scale
-        attention.store(layer, key, key)
-        seen = attention.attend(layer, query, key, key).view(len(x), self._num_heads, -1)[..., : sizes.kv_lora_rank]
+        if self._indexer is None:
+            attention.store(layer, key, key)
+            seen = attention.attend(layer, query, key, key)
+        else:
+            assert isinstance(attention, SparseAttention)
+            index_key, index = self._indexer(x, compressed, rotation)
+            key = torch.cat((key, index_key.unsqueeze(1)), dim=2)
+            attention.store(layer, key, key)
+            seen = attention.attend_chosen(layer, query, index)
+        seen = seen.view(len(x), self._num_heads, -1)[..., : sizes.kv_lora_rank]
         return self._o_proj(self._kernels.linear_per_head(seen, to_value).flatten(1))
 
     def _in_halves(self, x: Tensor) -> Tensor:
@@ -89,7 +106,8 @@ class LatentAttention:
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes."""
-        return (
+        index = {} if self._indexer is None else self._indexer.slots(f"{prefix}.indexer")
+        return index | (
             self._queries.slots(prefix)
             | self._kv_a.slots(prefix)
             | self._kv_norm.slots(f"{prefix}.kv_a_layernorm")

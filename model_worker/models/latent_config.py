@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from model_worker.models.indexer_config import IndexerConfig
+
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
@@ -14,3 +16,9 @@ class LatentConfig:
     qk_rope_head_dim: int
     v_head_dim: int
     is_interleaved: bool  # neighbours are rotated together, not elements half a head apart
+    indexer: IndexerConfig | None = None  # None: a token attends to all positions up to its own
+
+    @property
+    def kept(self) -> int:
+        """Elements of what the pool keeps of a position for attention itself: the latent, and the rotated part of every head's key."""
+        return self.kv_lora_rank + self.qk_rope_head_dim

@@ -38,6 +38,6 @@ class ModelConfig:
     def kv_shape(self) -> KVShape:
         """What the model keeps of a position."""
         if self.latent is not None:
-            kept = self.latent.kv_lora_rank + self.latent.qk_rope_head_dim
-            return KVShape(self.num_layers, num_kv_heads=1, head_dim=kept, num_planes=1)
+            index_dim = self.latent.indexer.head_dim if self.latent.indexer else 0
+            return KVShape(self.num_layers, num_kv_heads=1, head_dim=self.latent.kept + index_dim, num_planes=1)
         return KVShape(self.num_layers, self.num_kv_heads, self.head_dim)

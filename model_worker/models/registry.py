@@ -5,6 +5,7 @@ from collections.abc import Callable
 from model_worker.kernels.interface import Kernels
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.deepseek_v3 import DeepseekV3ForCausalLM
+from model_worker.models.deepseek_v32 import DeepseekV32ForCausalLM
 from model_worker.models.glm4_moe import Glm4MoeForCausalLM
 from model_worker.models.gpt_oss import GptOssForCausalLM
 from model_worker.models.llama import LlamaForCausalLM
@@ -16,6 +17,7 @@ from tessera.values.known_models import ModelError
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig, Kernels], CausalLM]] = {
     "DeepseekV3ForCausalLM": DeepseekV3ForCausalLM,
+    "DeepseekV32ForCausalLM": DeepseekV32ForCausalLM,
     "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
     "GptOssForCausalLM": GptOssForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from model_worker.models.indexer_config import IndexerConfig
 from model_worker.models.latent_config import LatentConfig
 from model_worker.models.model_config import ModelConfig
 from model_worker.weights.config_values import ConfigValues
@@ -38,6 +39,19 @@ def _deepseek_v3(shape: ModelConfig, config: ConfigValues) -> ModelConfig:
     )
 
 
+def _deepseek_v32(shape: ModelConfig, config: ConfigValues) -> ModelConfig:
+    config.require("indexer_rope_interleave", config.flag("indexer_rope_interleave"), False)
+    config.number("q_lora_rank", int)  # the index has need of it
+    shape = _deepseek_v3(shape, config)
+    assert shape.latent is not None
+    indexer = IndexerConfig(
+        num_heads=config.number("index_n_heads", int, 64),
+        head_dim=config.number("index_head_dim", int, 128),
+        num_chosen=config.number("index_topk", int, 2048),
+    )
+    return replace(shape, latent=replace(shape.latent, indexer=indexer))
+
+
 def _glm4_moe(shape: ModelConfig, config: ConfigValues) -> ModelConfig:
     return replace(
         shape,
@@ -71,6 +85,7 @@ def _num_mtp_layers(config: ConfigValues) -> int:
 
 
 ADDITIONS: dict[str, Callable[[ModelConfig, ConfigValues], ModelConfig]] = {
+    "DeepseekV32ForCausalLM": _deepseek_v32,
     "DeepseekV3ForCausalLM": _deepseek_v3,
     "Glm4MoeForCausalLM": _glm4_moe,
     "GptOssForCausalLM": _gpt_oss,

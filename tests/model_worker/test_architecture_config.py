@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from model_worker.models.experts_config import ClampedSwiGLU
+from model_worker.models.indexer_config import IndexerConfig
 from model_worker.models.model_config import ModelConfig
 from model_worker.weights.errors import ModelFileDamaged, ModelUnsupported
 from model_worker.weights.hugging_face_config import HuggingFaceConfig
@@ -55,6 +56,13 @@ DEEPSEEK = LLAMA | {
     "topk_method": "noaux_tc",
     "v_head_dim": 10,
 }
+SPARSE = DEEPSEEK | {
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "q_lora_rank": 24,
+    "index_head_dim": 32,
+    "index_n_heads": 16,
+    "index_topk": 256,
+}
 GLM4 = DEEPSEEK | {"architectures": ["Glm4MoeForCausalLM"], "rope_scaling": None, "head_dim": 16}
 MIXTRAL = LLAMA | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "sliding_window": None}
 
@@ -91,6 +99,27 @@ def test_deepseek_as_published(tmp_path: Path) -> None:
     assert config.latent is not None and config.latent.q_lora_rank is None and config.latent.is_interleaved
     assert config.experts is not None and config.experts.layers == {2, 3, 4, 5} and config.experts.renormalize
     assert (config.kv_shape.num_planes, config.kv_shape.num_kv_heads, config.kv_shape.head_dim) == (1, 1, 24)
+
+
+def test_deepseek_with_an_index_as_published(tmp_path: Path) -> None:
+    """Its key lies behind the latent in the pool."""
+    config = read(tmp_path, SPARSE)
+    assert config.latent is not None and config.latent.indexer == IndexerConfig(16, 32, 256)
+    assert (config.kv_shape.num_planes, config.kv_shape.num_kv_heads, config.kv_shape.head_dim) == (1, 1, 24 + 32)
+
+
+def test_an_index_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileDamaged, match="q_lora_rank is missing"):
+        read(tmp_path, SPARSE | {"q_lora_rank": None})
+    with pytest.raises(ModelUnsupported, match="indexer_rope_interleave True is not supported"):
+        read(tmp_path, SPARSE | {"indexer_rope_interleave": True})
+
+
+def test_layers_that_have_experts_may_be_listed(tmp_path: Path) -> None:
+    config = read(tmp_path, SPARSE | {"mlp_layer_types": ["sparse", "dense"] * 3})
+    assert config.experts is not None and config.experts.layers == {0, 2, 4}
+    with pytest.raises(ModelUnsupported, match="mlp_layer_types 'none' is not supported"):
+        read(tmp_path, SPARSE | {"mlp_layer_types": ["none"] * 6})
 
 
 def test_half_of_a_head_is_rotated_in_glm4_unless_said_otherwise(tmp_path: Path) -> None:

@@ -15,9 +15,8 @@ from tessera.values.config import ConfigError
 from tests.parity.tiny_models import VOCAB_SIZE, save_random, tiny_configs
 
 KERNELS = InvariantKernels()
-CASES = [
-    (name, index) for name, configs in tiny_configs().items() for index in range(len(configs)) if name != "GptOssForCausalLM"
-]
+REFUSED = {"GptOssForCausalLM": "sinks", "DeepseekV32ForCausalLM": "chosen positions"}
+CASES = [(name, index) for name, configs in tiny_configs().items() for index in range(len(configs)) if name not in REFUSED]
 
 
 def tiny(architecture: str, shape: int, directory: Path) -> CausalLM:
@@ -50,8 +49,9 @@ def test_alone_or_in_any_batch_whole_or_in_pieces(architecture: str, shape: int,
             assert torch.equal(own, expected[runs.index(run)][start : start + count])
 
 
-def test_gpt_oss_is_refused(tmp_path: Path) -> None:
-    model = tiny("GptOssForCausalLM", 0, tmp_path)
+@pytest.mark.parametrize(("architecture", "lacking"), REFUSED.items())
+def test_attention_without_such_kernels_is_refused(architecture: str, lacking: str, tmp_path: Path) -> None:
+    model = tiny(architecture, 0, tmp_path)
     at = driver(model)
-    with pytest.raises(ConfigError, match=r"batch_invariant: .*sinks"):
+    with pytest.raises(ConfigError, match=rf"batch_invariant: .*{lacking}"):
         at.step([(at.start([1, 2, 3]), 3)])

@@ -7,6 +7,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
+    DeepseekV32Config,
     Glm4MoeConfig,
     GptOssConfig,
     LlamaConfig,
@@ -51,6 +52,7 @@ _LATENT = {
     "n_shared_experts": 2,
     "first_k_dense_replace": 1,
 }
+_SPARSE = {**_LATENT, "q_lora_rank": 24, "index_n_heads": 16, "index_head_dim": 20}
 _GLM4 = {
     **_SHAPE,
     **_EXPERTS,
@@ -99,6 +101,10 @@ def tiny_configs() -> dict[str, list[PreTrainedConfig]]:
                 rope_interleave=False,
                 attention_bias=True,
             ),
+        ],
+        "DeepseekV32ForCausalLM": [
+            DeepseekV32Config(**_SPARSE, index_topk=16, n_group=4, topk_group=2, rope_parameters=_DEEPSEEK),
+            DeepseekV32Config(**_SPARSE, index_topk=40, n_group=1, topk_group=1, attention_bias=True),
         ],
         "Qwen3MoeForCausalLM": [
             Qwen3MoeConfig(**_SHAPE, **_EXPERTS, head_dim=16, num_experts=6, norm_topk_prob=True),
