@@ -11,7 +11,7 @@ from torch import Tensor
 from model_worker.layers.weight_slot import WeightSlot
 from model_worker.weights.digest import weights_digest
 from model_worker.weights.errors import ModelFileDamaged, ModelUnsupported, WeightShapeMismatch
-from model_worker.weights.gguf_metadata import GGUFMetadata, gguf_config, gguf_info
+from model_worker.weights.gguf_metadata import INTERLEAVED, GGUFMetadata, gguf_config, gguf_info
 from tessera.values.gguf_header import GGUFFormatError, GGUFTensor, read_gguf_header
 
 ROWS_PER_READ = 4096  # bounds the float32 copy of a large embedding that exists beside the model
@@ -22,6 +22,8 @@ _LAYER_WEIGHTS = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
@@ -55,7 +57,7 @@ class GGUFSource:
         assert slot.dim < 2, "no layer cuts further in"
         start, columns = (slot.start, slice(None)) if slot.dim == 0 else (0, slice(slot.start, slot.stop))
         slice_rows = 1
-        if ".q_proj." in name or ".k_proj." in name:
+        if self.config.architecture in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
             slice_rows = self.config.head_dim
             view = _interleaved(view, slice_rows)
         for first in range(0, len(view), ROWS_PER_READ):

@@ -11,8 +11,13 @@ from tessera.values.gguf_header import GGUFTensor
 from tessera.values.model import ModelInfo
 from tessera.values.tokenizer_digest import gguf_tokenizer_digest
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM"}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """`general.architecture` -> the name in config.json."""
+
+INTERLEAVED = frozenset(("LlamaForCausalLM",))
+"""Architectures whose query and key rows llama.cpp's converter puts into another order; it rotates the others as we do."""
+
+_QK_NORM = frozenset(("Qwen3ForCausalLM",))
 
 T = TypeVar("T")
 
@@ -91,6 +96,7 @@ def gguf_config(metadata: GGUFMetadata, tensors: Mapping[str, GGUFTensor]) -> Mo
         rope_theta=metadata.get(f"{prefix}.rope.freq_base", float, 10000.0),
         tie_word_embeddings="lm_head.weight" not in tensors,
         attention_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
+        qk_norm=architecture in _QK_NORM,
         mlp_bias="model.layers.0.mlp.gate_proj.bias" in tensors,
     )
 

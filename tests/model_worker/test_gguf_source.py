@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_gguf import gguf_metadata, gguf_tensors, write_gguf
 from tiny_llama import Pair, reference
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.models.causal_lm import CausalLM
@@ -63,6 +63,24 @@ def test_quantized_weights_are_expanded(
         array = parameter.detach().numpy()
         expected = array if array.ndim == 1 else gguf.dequantize(gguf.quantize(array, format), format)
         assert np.array_equal(slots[name].view.numpy(), expected), name
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4"])
+def test_formats_that_only_llama_cpp_writes(tmp_path: Path, kind: str) -> None:
+    """Any bytes are weights in them; large ones might be infinite scales."""
+    theirs = LlamaForCausalLM(LlamaConfig(hidden_size=256, intermediate_size=512, vocab_size=19, num_hidden_layers=1))
+    format = gguf.GGMLQuantizationType[kind]
+    elements, size = gguf.GGML_QUANT_SIZES[format]
+    draw = np.random.default_rng(3)
+    raw = {}
+    for name, array in gguf_tensors(theirs).items():
+        is_matrix = array.ndim > 1
+        raw[name] = draw.integers(0, 64, (len(array), array.shape[1] // elements * size), np.uint8) if is_matrix else array
+    path = write_gguf(tmp_path / "tiny.gguf", raw, gguf_metadata(theirs), kind=format)
+    slots = load(path).slots()
+    for name, place in (("token_embd", "embed_tokens"), ("blk.0.ffn_down", "layers.0.mlp.down_proj")):
+        expected = gguf.dequantize(raw[f"{name}.weight"], format)
+        assert np.array_equal(slots[f"model.{place}.weight"].view.numpy(), expected)
 
 
 def without(key: str) -> Callable[[dict[str, Any]], None]:

@@ -1,17 +1,19 @@
-"""Small GGUF files as llama.cpp's converter writes them, from transformers' Llama."""
+"""Small GGUF files as llama.cpp's converter writes them, from transformers' Llama and Qwen3."""
 
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
@@ -21,10 +23,11 @@ LAYER_NAMES = {
 MODEL_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def gguf_tensors(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
-    """The model's weights by GGUF name, float32, query and key rows permuted."""
-    config = model.config
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+def gguf_tensors(model: PreTrainedModel) -> dict[str, np.ndarray]:
+    """The model's weights by GGUF name, float32, Llama's query and key rows permuted."""
+    config, heads = model.config, {}
+    if isinstance(model, LlamaForCausalLM):
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     tensors = {}
     for name, parameter in model.named_parameters():
         module, kind = name.rsplit(".", 1)
@@ -40,20 +43,23 @@ def gguf_tensors(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
     return tensors
 
 
-def gguf_metadata(model: LlamaForCausalLM) -> dict[str, Any]:
+def gguf_metadata(model: PreTrainedModel) -> dict[str, Any]:
     """What describes `model` in a GGUF file, without its architecture."""
     config = model.config
-    return {
-        "llama.block_count": config.num_hidden_layers,
-        "llama.context_length": config.max_position_embeddings,
-        "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.attention.head_count": config.num_attention_heads,
-        "llama.attention.head_count_kv": config.num_key_value_heads,
-        "llama.attention.key_length": config.head_dim,
-        "llama.rope.dimension_count": config.head_dim,
-        "llama.rope.freq_base": float(config.rope_parameters["rope_theta"]),
-        "llama.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+    shape = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+    }
+    if isinstance(model, LlamaForCausalLM):
+        shape["rope.dimension_count"] = config.head_dim
+    return {f"{config.model_type}.{key}": value for key, value in shape.items()} | {
         "tokenizer.ggml.tokens": [f"t{i}" for i in range(config.vocab_size)],
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
@@ -68,7 +74,7 @@ def write_gguf(
     architecture: str = "llama",
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
 ) -> Path:
-    """Write a GGUF file; matrices in the format `kind`, vectors as float32 (as llama.cpp does)."""
+    """Write a GGUF file; matrices in the format `kind` (bytes as they are), vectors as float32 (as llama.cpp does)."""
     writer = gguf.GGUFWriter(path, architecture)
     add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
     for key, value in metadata.items():
@@ -77,7 +83,8 @@ def write_gguf(
         if array.ndim == 1:
             writer.add_tensor(name, array)
         else:
-            writer.add_tensor(name, gguf.quantize(array, kind), raw_dtype=kind)
+            raw = array if array.dtype == np.uint8 else gguf.quantize(array, kind)
+            writer.add_tensor(name, raw, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -8,6 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedConfig
 
 from model_worker.kernels.torch_backend import TorchKernels
+from model_worker.weights.model_source import ModelSource
 from model_worker.weights.open_model import load_model, open_model
 from tests.parity.checked_model import CheckedModel
 from tests.parity.compare import Differences, compare
@@ -42,15 +43,19 @@ def tiny_prompts() -> list[list[int]]:
 
 
 def check_shape(config: PreTrainedConfig, directory: Path, modes: Sequence[Mode]) -> ArchitectureResult:
-    """One shape, saved to `directory`, loaded by transformers and by us, in each of `modes` on a pool of its own."""
+    """One shape, saved to `directory`, loaded by transformers and by us."""
     save_random(config, directory)
-    reference, prompts = Reference(directory), tiny_prompts()
+    return check_source(open_model(str(directory)), Reference(directory), modes)
+
+
+def check_source(source: ModelSource, reference: Reference, modes: Sequence[Mode]) -> ArchitectureResult:
+    """A model with the vocabulary of the small ones, in each of `modes` on a pool of its own."""
+    prompts = tiny_prompts()
     expected = [reference.greedy(prompt, OUTPUT_TOKENS) for prompt in prompts]
     known = {}
     for prompt, outputs in zip(prompts, expected, strict=True):
         ids = prompt + outputs.token_ids[:-1]
         known |= {tuple(ids[: place + 1]): logits for place, logits in enumerate(reference.logits(ids))}
-    source = open_model(str(directory))
     model = load_model(source, TorchKernels())
     found, difference = Differences(), 0.0
     for mode in modes:
