@@ -89,9 +89,9 @@ def test_a_file_is_opened_again_after_some_bytes(
         opened.append(path)
         return safe_open(path, framework)
 
-    monkeypatch.setattr("model_worker.weights.safetensors.REOPEN_BYTES", 50_000)
+    monkeypatch.setattr("model_worker.weights.tensor_files.REOPEN_BYTES", 50_000)
     source = open_model(str(directory))
-    monkeypatch.setattr("model_worker.weights.safetensors.safe_open", counted)
+    monkeypatch.setattr("model_worker.weights.tensor_files.safe_open", counted)
     assert_weights(load_model(source, TorchKernels()), theirs)
     size = (directory / "model.safetensors").stat().st_size
     assert 2 <= len(opened) <= -(-size // 50_000) < len(source.names())

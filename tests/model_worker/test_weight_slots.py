@@ -84,9 +84,9 @@ def test_no_more_than_the_part_is_asked_of_the_file(tmp_path: Path) -> None:
     source = open_model(str(save(reference("gqa-tied"), tmp_path / "tiny")))
     weight = whole_weights(source)["model.embed_tokens.weight"]
     source.read("model.embed_tokens.weight", WeightSlot(torch.empty(10, 64), 0, 20, len(weight)))
-    before = source._read_bytes
+    before = source._files.read_bytes
     source.read("model.embed_tokens.weight", WeightSlot(torch.empty(10, 64), 0, 20, len(weight)))
-    assert source._read_bytes - before == 10 * 64 * 4
+    assert source._files.read_bytes - before == 10 * 64 * 4
 
 
 def test_a_weight_of_another_rank_is_known_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

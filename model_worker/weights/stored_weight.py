@@ -1,0 +1,73 @@
+"""A weight of the model as its files have it."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, Self
+
+import torch
+
+from model_worker.layers.weight_slot import WeightSlot
+from model_worker.weights.errors import ModelUnsupported
+from model_worker.weights.fused_weights import Index, narrowed, part_shape
+from model_worker.weights.tensor_files import StoredTensor, TensorFiles
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class StoredWeight(Protocol):
+    """All or a part of what the file at `path` has under `name`."""
+
+    @property
+    def path(self) -> Path:
+        """Of the file, for messages."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """In the file, without what is due to its format."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight, or of the part, once it is read."""
+        ...
+
+    def part(self, index: Index) -> Self:
+        """A part of the whole."""
+        ...
+
+    def read(self, files: TensorFiles, slot: WeightSlot) -> None:
+        """Copy what `slot`, of the same shape, is for into its view. Raises ModelUnsupported."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeight:
+    """The part `index` of `tensor`, whose numbers are the weight's. See `StoredWeight`."""
+
+    tensor: StoredTensor
+    index: Index = ()
+
+    @property
+    def path(self) -> Path:
+        return self.tensor.path
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return part_shape(self.index, self.tensor.shape)
+
+    def part(self, index: Index) -> Self:
+        return replace(self, index=index)
+
+    def read(self, files: TensorFiles, slot: WeightSlot) -> None:
+        index = self.index
+        if not slot.is_whole:
+            index = narrowed(index, len(self.tensor.shape), slot.dim, slice(slot.start, slot.stop))
+        weight = files.read(self.tensor, index)
+        if weight.dtype not in _DTYPES:
+            raise ModelUnsupported(f"{self.path}: {self.name} is {weight.dtype}; float32, float16 and bfloat16 can be read")
+        slot.view.copy_(weight)
