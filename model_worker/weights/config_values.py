@@ -1,6 +1,6 @@
 """Typed access to what a config.json says."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,10 @@ class ConfigValues:
         self.path = path
         self._values = values
         self._prefix = prefix
+
+    def names(self) -> Collection[str]:
+        """What there is, null or not."""
+        return self._values.keys()
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value as it is, `default` where it is missing."""

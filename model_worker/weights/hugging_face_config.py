@@ -9,19 +9,21 @@ from model_worker.models.registry import require_known
 from model_worker.weights.architecture_config import ADDITIONS, PARTIAL_ROTARY, ROPE_DEFAULTS
 from model_worker.weights.config_values import ConfigValues
 from model_worker.weights.errors import ModelFileDamaged
+from model_worker.weights.quantization import quantization
 from model_worker.weights.rope_config import LLAMA_DEFAULTS, rope_config
 from tessera.values.known_models import ModelFileMissing
 
 
 class HuggingFaceConfig:
     """The two files of a directory; config.json must be there, generation_config.json may be. A missing key takes LlamaConfig's
-    default."""
+    default. `quantization` says how weights are stored. Raises ModelUnsupported where they cannot be decoded."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "config.json"
         if not self.path.is_file():
             raise ModelFileMissing(f"{directory} has no config.json: it is not a model directory as transformers saves it")
         self._config = ConfigValues(self.path, _read_json(self.path))
+        self.quantization = quantization(self._config)
         generation = directory / "generation_config.json"
         self._generation = ConfigValues(generation, _read_json(generation) if generation.is_file() else {})
 
@@ -29,7 +31,6 @@ class HuggingFaceConfig:
         """The model's shape. Raises UnknownArchitecture, ModelUnsupported or ModelFileDamaged."""
         config, architecture = self._config, self._architecture()
         config.require("hidden_act", config.get("hidden_act", "silu"), "silu")
-        config.require("quantization_config", config.get("quantization_config"), None)
         config.require("use_sliding_window", config.flag("use_sliding_window"), False)
         rope = rope_config(config, ROPE_DEFAULTS.get(architecture, LLAMA_DEFAULTS))
         if architecture not in PARTIAL_ROTARY:

@@ -9,8 +9,9 @@ from model_worker.weights.digest import weights_digest
 from model_worker.weights.errors import WeightShapeMismatch, WeightUnexpected
 from model_worker.weights.fused_weights import stored_parts
 from model_worker.weights.hugging_face_config import HuggingFaceConfig
-from model_worker.weights.stored_weight import PlainWeight, StoredWeight
+from model_worker.weights.stored_weight import StoredWeight
 from model_worker.weights.tensor_files import TensorFiles, stored_tensors, weight_files
+from model_worker.weights.weight_assembly import stored_weights
 from tessera.values.known_models import ModelFileMissing
 from tessera.values.model import ModelInfo
 from tessera.values.tokenizer_digest import tokenizer_json_digest
@@ -28,8 +29,8 @@ class SafetensorsSource:
         paths = weight_files(directory)
         self._files = TensorFiles()
         self._weights: dict[str, StoredWeight] = {}
-        for tensor in stored_tensors(paths):
-            self._add(PlainWeight(tensor))
+        for weight in stored_weights(stored_tensors(paths), config.quantization):
+            self._add(weight)
         self.info = ModelInfo(
             name=name,
             architecture=self.config.architecture,

@@ -150,7 +150,11 @@ def test_every_other_layer_of_gpt_oss_slides_unless_said_otherwise(tmp_path: Pat
         (DEEPSEEK | {"n_routed_experts": None}, ModelFileDamaged, "n_routed_experts is missing"),
         (DEEPSEEK | {"scoring_func": "softmax"}, ModelUnsupported, "scoring_func 'softmax'"),
         (DEEPSEEK | {"topk_method": "greedy"}, ModelUnsupported, "topk_method 'greedy'"),
-        (DEEPSEEK | {"quantization_config": {"quant_method": "fp8"}}, ModelUnsupported, "quantization_config"),
+        (
+            DEEPSEEK | {"quantization_config": {"quant_method": "awq"}},
+            ModelUnsupported,
+            r"quantization_config\.quant_method 'awq'",
+        ),
         (DEEPSEEK | {"partial_rotary_factor": 0.5}, ModelUnsupported, "partial_rotary_factor 0.5"),
         (GPT_OSS | {"layer_types": ["chunked_attention"] * 6}, ModelUnsupported, "layer_types 'chunked_attention'"),
         (MIXTRAL | {"sliding_window": 4096}, ModelUnsupported, "sliding_window 4096"),

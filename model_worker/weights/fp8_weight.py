@@ -1,0 +1,95 @@
+"""Weights in 8-bit floating point numbers (E4M3: arXiv:2209.05433) with a scale for each block of them."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from model_worker.layers.weight_slot import WeightSlot
+from model_worker.weights.errors import ModelUnsupported, WeightShapeMismatch
+from model_worker.weights.fused_weights import Index, narrowed, part_shape
+from model_worker.weights.tensor_files import StoredTensor, TensorFiles
+
+DTYPE = "F8_E4M3"
+
+ROWS_PER_STEP = 1024
+"""Rows that are multiplied by their scales at a time: bounds the scales that exist spread out."""
+
+_SCALE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e8m0fnu)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """The part `index` of `tensor`; element [r, c] of the whole (of each expert's, where it has three dimensions) is to be multiplied by
+    scale [r // block[0], c // block[1]]. See `StoredWeight`."""
+
+    tensor: StoredTensor
+    scale: StoredTensor
+    block: tuple[int, int]
+    index: Index = ()
+
+    @property
+    def path(self) -> Path:
+        return self.tensor.path
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return part_shape(self.index, self.tensor.shape)
+
+    def part(self, index: Index) -> Self:
+        return replace(self, index=index)
+
+    def read(self, files: TensorFiles, slot: WeightSlot) -> None:
+        if len(self.shape) != 2:
+            raise ModelUnsupported(f"{self.path}: {self.name} is {self.shape} in FP8; only matrices can be read")
+        index = narrowed(self.index, len(self.tensor.shape), slot.dim, slice(slot.start, slot.stop))
+        slot.view.copy_(files.read(self.tensor, index))
+        rows, columns = _places(index[-2], self.tensor.shape[-2]), _places(index[-1], self.tensor.shape[-1])
+        scale = self._scales(files, index[:-2]).index_select(1, columns // self.block[1])
+        scale_rows = torch.split(rows // self.block[0], ROWS_PER_STEP)
+        for view, places in zip(torch.split(slot.view, ROWS_PER_STEP), scale_rows, strict=True):
+            view.mul_(scale.index_select(0, places))
+
+    def _scales(self, files: TensorFiles, leading: Index) -> Tensor:
+        """Those of one matrix, float32 `[blocks of rows, blocks of columns]`."""
+        scale = files.read(self.scale, leading)
+        if scale.dtype not in _SCALE_DTYPES:
+            raise ModelUnsupported(f"{self.scale.path}: {self.scale.name} is {scale.dtype}, not a floating point type")
+        return scale.float().view(_grid(self.tensor.shape, self.block))
+
+
+def fp8_weight(tensor: StoredTensor, scale: StoredTensor, block: tuple[int, int] | None) -> Fp8Weight:
+    """With one scale for all of a matrix, one for each row, or one for each `block`, as many as there are. Raises ModelUnsupported and
+    WeightShapeMismatch."""
+    if len(tensor.shape) < 2:
+        raise ModelUnsupported(f"{tensor.path}: {tensor.name} is {tensor.shape} in FP8; only matrices can be read")
+    *leading, rows, columns = tensor.shape
+    fitting: dict[tuple[int, ...], tuple[int, int]] = {} if block is None else {_grid(tensor.shape, block): block}
+    fitting |= {
+        (rows,): (1, columns),
+        (rows, 1): (1, columns),
+        (): (rows, columns),
+        (1,): (rows, columns),
+        (1, 1): (rows, columns),
+    }
+    if list(scale.shape[: len(leading)]) == leading and scale.shape[len(leading) :] in fitting:
+        return Fp8Weight(tensor, scale, fitting[scale.shape[len(leading) :]])
+    blocks = "" if block is None else f" and no grid of {block[0]} x {block[1]} blocks"
+    raise WeightShapeMismatch(
+        f"{scale.path}: {scale.name} is {scale.shape}: for {tensor.shape} neither one nor one per row{blocks}"
+    )
+
+
+def _grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, int]:
+    return -(-shape[-2] // block[0]), -(-shape[-1] // block[1])
+
+
+def _places(part: int | slice, size: int) -> Tensor:
+    assert isinstance(part, slice)
+    return torch.arange(*part.indices(size))
