@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from model_worker.weights.config_values import ConfigValues
 from model_worker.weights.errors import ModelUnsupported
 
-FP8, COMPRESSED_TENSORS = "fp8", "compressed-tensors"
+FP8, COMPRESSED_TENSORS, MXFP4 = "fp8", "compressed-tensors", "mxfp4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,15 @@ def quantization(config: ConfigValues) -> Quantization | None:
     if not said.names():
         return None
     method = said.get("quant_method")
-    said.require("quant_method", method, FP8, COMPRESSED_TENSORS)
-    if method == COMPRESSED_TENSORS:
-        return Quantization(method, _compressed(said))
-    said.require("expert_dtype", said.get("expert_dtype", "fp8"), "fp8")
-    return Quantization(method, _block(said, "weight_block_size"))
+    said.require("quant_method", method, FP8, COMPRESSED_TENSORS, MXFP4)
+    match method:
+        case "fp8":
+            said.require("expert_dtype", said.get("expert_dtype", "fp8"), "fp8")
+            return Quantization(method, _block(said, "weight_block_size"))
+        case "compressed-tensors":
+            return Quantization(method, _compressed(said))
+        case _:
+            return Quantization(method)
 
 
 def _compressed(said: ConfigValues) -> tuple[int, int] | None:

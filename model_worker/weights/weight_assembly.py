@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from model_worker.weights import fp8_weight
+from model_worker.weights import fp8_weight, mxfp4_weight
 from model_worker.weights.errors import WeightMissing
-from model_worker.weights.quantization import Quantization
+from model_worker.weights.quantization import MXFP4, Quantization
 from model_worker.weights.stored_weight import PlainWeight, StoredWeight
 from model_worker.weights.tensor_files import StoredTensor
 
@@ -20,7 +20,7 @@ def stored_weights(tensors: Sequence[StoredTensor], quantization: Quantization |
     by_name = {tensor.name: tensor for tensor in tensors}
     quantized, used = [], set()
     for tensor in tensors:
-        found = _fp8(tensor, by_name, quantization)
+        found = _mxfp4(tensor, by_name) if quantization.method == MXFP4 else _fp8(tensor, by_name, quantization)
         if found is not None:
             quantized.append(found[0])
             used |= {tensor.name, *found[1]}
@@ -42,3 +42,13 @@ def _fp8(tensor: StoredTensor, by_name: Mapping[str, StoredTensor], quantization
         f"{prefix}.input_scale",
         f"{prefix}.activation_scale",
     )
+
+
+def _mxfp4(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> _Found | None:
+    stem = tensor.name.removesuffix("_blocks")
+    if stem == tensor.name:
+        return None
+    scales = by_name.get(f"{stem}_scales")
+    if scales is None:
+        raise WeightMissing(f"{tensor.path}: {tensor.name} is in MXFP4, but {stem}_scales is missing")
+    return mxfp4_weight.mxfp4_weight(tensor, scales), (scales.name,)

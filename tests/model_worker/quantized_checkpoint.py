@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+
 
 def rewrite(
     directory: Path, quantization: dict[str, Any] | None, change: Callable[[str, Tensor], dict[str, Tensor]]
@@ -47,3 +49,11 @@ def from_fp8(numbers: Tensor, scales: Tensor, rows: int, columns: int) -> Tensor
     """What `to_fp8` stands for, in float64."""
     spread = scales.double().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
     return numbers.double() * spread[: numbers.shape[0], : numbers.shape[1]]
+
+
+def to_mxfp4(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """gpt-oss's form of `[E, in, out]`: uint8 blocks `[E, out, in / 32, 16]` and scales `[E, out, in / 32]`."""
+    groups = tensor.transpose(1, 2).unflatten(2, (-1, 32))
+    exponents = (groups.abs().amax(3).log2().floor() - 2).clamp(-127, 127)
+    nearest = (groups / exponents.exp2().unsqueeze(3)).unsqueeze(4).sub(E2M1).abs().argmin(4).to(torch.uint8)
+    return nearest[..., ::2] | nearest[..., 1::2] << 4, (exponents + 127).to(torch.uint8)

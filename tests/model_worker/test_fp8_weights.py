@@ -241,7 +241,7 @@ def test_fp8_that_config_json_does_not_speak_of_is_refused(tmp_path: Path) -> No
     [
         (
             {"quant_method": "awq", "bits": 4},
-            r"quant_method 'awq' is not supported, only 'fp8' and 'compressed-tensors'",
+            r"quant_method 'awq' is not supported, only 'fp8' and 'compressed-tensors' and 'mxfp4'",
         ),
         ({"bits": 4}, "quant_method None is not supported"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size \[128\] is not supported"),
