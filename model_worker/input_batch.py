@@ -76,22 +76,37 @@ def build_dummy_batch(counts: np.ndarray, context_lens: np.ndarray, num_decodes:
 def build_batch(rows: Rows, slots: SlotTable, block_size: int, also: np.ndarray) -> Batch:
     """The batch that computes `rows`, with the logits of every row's last `logits_counts` positions, and behind them those of the tokens
     `also` of the pass (int64); its tensors are new. R >= 1."""
-    counts, context_lens = rows.num_scheduled_tokens, rows.context_lens
-    ends = np.cumsum(counts)
-    row_of = np.repeat(np.arange(len(counts)), counts)
-    positions = np.arange(ends[-1]) + (context_lens - ends)[row_of]
-    slot_of = rows.slots[row_of]
-    block_ids = slots.block_tables[slot_of, positions // block_size].astype(np.int64)
-    blocks_max = -(-int(context_lens.max()) // block_size)
     logits_ends = np.cumsum(rows.logits_counts)
+    ends = np.cumsum(rows.num_scheduled_tokens)
     lasts = np.arange(logits_ends[-1]) + np.repeat(ends - logits_ends, rows.logits_counts)
-    return Batch(
-        input_ids=torch.from_numpy(slots.token_ids[slot_of, positions].astype(np.int64)),
-        positions=torch.from_numpy(positions),
-        slot_mapping=torch.from_numpy(block_ids * block_size + positions % block_size),
-        cu_seqlens_q=torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)),
-        context_lens=torch.from_numpy(context_lens.astype(np.int32)),
-        block_tables=torch.from_numpy(slots.block_tables[rows.slots, :blocks_max]),
-        num_decodes=rows.num_singles,
-        logits_rows=torch.from_numpy(np.concatenate((lasts, also))),
-    )
+    spans = Spans(rows.slots, rows.context_lens - rows.num_scheduled_tokens, rows.num_scheduled_tokens)
+    return spans.batch(slots, block_size, rows.num_singles, np.concatenate((lasts, also)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Positions `[starts[i], starts[i] + counts[i])` of `slots[i]`, which has blocks for them; int64 `[R]` each, counts >= 1."""
+
+    slots: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+
+    def batch(self, table: SlotTable, block_size: int, num_singles: int, logits_rows: np.ndarray, ahead: int = 0) -> Batch:
+        """The batch that computes them, of which the first `num_singles` are single positions, with the logits of these tokens of the pass
+        (int64). At each position goes in the id that the slot has `ahead` positions further on. Its tensors are new."""
+        ends, context_lens = np.cumsum(self.counts), self.starts + self.counts
+        row_of = np.repeat(np.arange(len(self.counts)), self.counts)
+        positions = np.arange(ends[-1]) + (context_lens - ends)[row_of]
+        slot_of = self.slots[row_of]
+        block_ids = table.block_tables[slot_of, positions // block_size].astype(np.int64)
+        blocks_max = -(-int(context_lens.max()) // block_size)
+        return Batch(
+            input_ids=torch.from_numpy(table.token_ids[slot_of, positions + ahead].astype(np.int64)),
+            positions=torch.from_numpy(positions),
+            slot_mapping=torch.from_numpy(block_ids * block_size + positions % block_size),
+            cu_seqlens_q=torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)),
+            context_lens=torch.from_numpy(context_lens.astype(np.int32)),
+            block_tables=torch.from_numpy(table.block_tables[self.slots, :blocks_max]),
+            num_decodes=num_singles,
+            logits_rows=torch.from_numpy(logits_rows),
+        )

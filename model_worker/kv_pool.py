@@ -24,6 +24,8 @@ class KVPool:
     A layer's keys (and values) are `[num_blocks + 1, num_kv_heads, block_size, head_dim]`. Heads come before offsets so that
     gathering blocks gives each head its tokens in one piece. With one plane (see `KVShape`) keys and values are the same view.
 
+    A pool may be paired with that of whoever drafts: the same block ids, another shape. Then a block is copied, cleared and counted in both.
+
     The last block (`null_block`) belongs to no table and is zero: padded reads go there. Only a dummy run writes it, and clears it.
     Memory is zero and reserved, not resident, until a block is first written (huge pages: 2 MiB steps).
     """
@@ -48,11 +50,22 @@ class KVPool:
         self.dtype = dtype
         shape = (num_layers, num_planes, num_blocks + 1, num_kv_heads, block_size, head_dim)
         self._data = reserved_zeros(shape, dtype)
+        self.paired: KVPool | None = None
 
     @classmethod
-    def of_shape(cls, shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype = torch.float32) -> Self:
-        """The pool of a model that keeps `shape` of a position."""
-        return cls(shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim, dtype, shape.num_planes)
+    def of_shape(
+        cls,
+        shape: KVShape,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype = torch.float32,
+        paired: KVShape | None = None,
+    ) -> Self:
+        """The pool of a model that keeps `shape` of a position; `paired` with that of whoever drafts, if that keeps anything."""
+        pool = cls(shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim, dtype, shape.num_planes)
+        if paired is not None:
+            pool.paired = cls.of_shape(paired, num_blocks, block_size, dtype)
+        return pool
 
     @property
     def null_block(self) -> int:
@@ -61,14 +74,23 @@ class KVPool:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes one position takes over all layers, keys and values."""
-        return KVShape(self.num_layers, self.num_kv_heads, self.head_dim, self.num_planes).bytes_per_token(self.dtype)
+        """Bytes one position takes over all layers, keys and values, here and in the paired pool."""
+        own = KVShape(self.num_layers, self.num_kv_heads, self.head_dim, self.num_planes).bytes_per_token(self.dtype)
+        return own + (self.paired.bytes_per_token if self.paired is not None else 0)
 
     @property
     def geometry(self) -> KVGeometry:
         """The pool as the scheduler needs to know it."""
-        kv_format = _FORMATS[self.dtype] + ("/latent" if self.num_planes == 1 else "")
-        return KVGeometry(self.num_blocks, self.block_size, self.bytes_per_token, kv_format)
+        return KVGeometry(self.num_blocks, self.block_size, self.bytes_per_token, self.kv_format)
+
+    @property
+    def kv_format(self) -> str:
+        """Layout and dtype, and what is kept beside."""
+        own = _FORMATS[self.dtype] + ("/latent" if self.num_planes == 1 else "")
+        if self.paired is None:
+            return own
+        drafts = self.paired
+        return f"{own}+drafts:{drafts.kv_format}/{drafts.num_layers}x{drafts.num_kv_heads}x{drafts.head_dim}"
 
     def keys(self, layer: int) -> Tensor:
         """The keys of one layer, a view `[num_blocks + 1, num_kv_heads, block_size, head_dim]`."""
@@ -90,10 +112,14 @@ class KVPool:
         """Copy whole blocks: `pairs` int32 `[C, 2]` (source, target), no target a source."""
         for source, target in pairs.tolist():
             self.raw_block(target).copy_(self.raw_block(source))
+        if self.paired is not None:
+            self.paired.copy_blocks(pairs)
 
     def zero_blocks(self, block_ids: np.ndarray) -> None:
         """Clear whole blocks, int32 `[Z]`."""
         self._data.index_fill_(2, torch.from_numpy(block_ids.astype(np.int64)), 0)
+        if self.paired is not None:
+            self.paired.zero_blocks(block_ids)
 
 
 def reserved_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -70,6 +70,11 @@ class Sampler:
 
     def sample(self, logits: np.ndarray, rows: SampleRows) -> Sampled:
         """One token per row of `logits`, float32 `[N, vocab]` on the host, C-contiguous, not mutated."""
+        token_ids, failures = self.draw(logits, rows)
+        return Sampled(token_ids, failures, _logprobs(logits, token_ids, rows))
+
+    def draw(self, logits: np.ndarray, rows: SampleRows) -> tuple[np.ndarray, dict[int, str]]:
+        """`sample` without log-probabilities: `token_ids` and `failures` of `Sampled`."""
         token_ids, best, is_finite = _scan(logits)
         samples = rows.samples & is_finite
         token_ids[~samples] = NO_TOKEN
@@ -83,7 +88,7 @@ class Sampler:
         if narrowed:
             together = Narrowed.joined(narrowed)
             token_ids[together.rows] = draw_narrowed(together, logits.shape[1])
-        return Sampled(token_ids, failures, _logprobs(logits, token_ids, rows))
+        return token_ids, failures
 
     def _outcomes(self, step: _Step, chunks: list[tuple[Kind, np.ndarray]]) -> list[_Outcome]:
         """Of all chunks, which the threads deal with in turn."""

@@ -18,10 +18,11 @@ class SlotTable:
     """Live and dropped slots. Methods assume a checked batch (`model_worker.batch_check`).
 
     Columns are indexed by slot, int64 unless said: `held` (bool), `swapped` (bool: the table names blocks of the host pool), `attempts`,
-    `prompt_lens`, `num_ids` (token ids known: prompt and outputs), `computed_lens` (positions with valid KV), `table_lens` (blocks owned),
-    `token_ids` int32 `[num_slots, max_model_len + 1]`, `block_tables` int32 `[num_slots, blocks_max]`. By block: `users` int32 (tables
-    that name a block of the pool), `host_users` (the same of the host pool). `failures` says why a slot has ended for good: it takes
-    part in no step until it is dropped. `unused_room`: see there. Readers do not write to the columns.
+    `entry_counts` (sequences that have entered the slot so far), `prompt_lens`, `num_ids` (token ids known: prompt and outputs),
+    `computed_lens` (positions with valid KV), `table_lens` (blocks owned), `token_ids` int32 `[num_slots, max_model_len + 1]`,
+    `block_tables` int32 `[num_slots, blocks_max]`. By block: `users` int32 (tables that name a block of the pool), `host_users` (the same
+    of the host pool). `failures` says why a slot has ended for good: it takes part in no step until it is dropped. `unused_room`: see
+    there. Readers do not write to the columns.
     """
 
     def __init__(self, num_slots: int, max_model_len: int, geometry: KVGeometry) -> None:
@@ -30,6 +31,7 @@ class SlotTable:
         self.held = np.zeros(num_slots, dtype=np.bool_)
         self.swapped = np.zeros(num_slots, dtype=np.bool_)
         self.attempts = np.zeros(num_slots, dtype=np.int64)
+        self.entry_counts = np.zeros(num_slots, dtype=np.int64)
         self.prompt_lens = np.zeros(num_slots, dtype=np.int64)
         self.num_ids = np.zeros(num_slots, dtype=np.int64)
         self.computed_lens = np.zeros(num_slots, dtype=np.int64)
@@ -89,6 +91,7 @@ class SlotTable:
         slot = entry.slot
         assert not self.held[slot]
         self.held[slot] = True
+        self.entry_counts[slot] += 1
         self.attempts[slot] = entry.attempt
         self.prompt_lens[slot] = entry.prompt_len
         self.num_ids[slot] = len(entry.token_ids)

@@ -80,16 +80,40 @@ class Decoder:
         self._lm_head = self._embed_tokens if tied else Embedding(kernels, config.vocab_size, config.hidden_size)
         self._rotary = RotaryEmbedding(config.rotary_dim or config.head_dim, config.rope_theta, config.rope_scaling)
 
+    @property
+    def embedding(self) -> Embedding:
+        """Of token ids."""
+        return self._embed_tokens
+
+    @property
+    def head(self) -> Embedding:
+        """Gives the logits of hidden states behind the last norm."""
+        return self._lm_head
+
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KVPool) -> Tensor:
         """See `CausalLM`."""
+        hidden, _ = self._hidden(batch, kv, ())
+        return self._lm_head.logits(self._norm(hidden.index_select(0, batch.logits_rows)))
+
+    @torch.inference_mode()
+    def forward_tapped(self, batch: Batch, kv: KVPool, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """See `TappedLM`."""
+        hidden, tapped = self._hidden(batch, kv, taps)
+        normed = self._norm(hidden)
+        logits = self._lm_head.logits(normed.index_select(0, batch.logits_rows))
+        return logits, torch.cat(tapped, dim=1) if taps else normed
+
+    def _hidden(self, batch: Batch, kv: KVPool, taps: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """What the last layer gives for all tokens, `[T, hidden_size]`, and what went into the layers `taps`."""
         attention = self._paged_attention(batch, kv)
         rotation = self._rotary(batch.positions)
-        hidden = self._embed_tokens(batch.input_ids)
+        hidden, tapped = self._embed_tokens(batch.input_ids), {}
         for index, layer in enumerate(self._layers):
+            if index in taps:
+                tapped[index] = hidden
             hidden = layer(hidden, rotation, attention, index)
-        wanted = hidden.index_select(0, batch.logits_rows)
-        return self._lm_head.logits(self._norm(wanted))
+        return hidden, [tapped[index] for index in taps]
 
     def _paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
         """What a model whose layers need more of it overrides."""

@@ -18,9 +18,9 @@ LLAMA_NAMES = ("gate_proj", "up_proj", "down_proj")
 def dense_or_experts(
     index: int, config: ModelConfig, kernels: Kernels, router: type[SigmoidRouter] | type[SoftmaxRouter]
 ) -> FeedForward:
-    """The feed-forward part of layer `index`: experts where `config.experts` has them, else an MLP."""
+    """The feed-forward part of layer `index`: experts where `config.experts` has them, and behind the last layer; else an MLP."""
     experts = config.experts
-    if experts is None or index not in experts.layers:
+    if experts is None or (index < config.num_layers and index not in experts.layers):
         return MLP(kernels, config.hidden_size, config.intermediate_size)
     return Experts(kernels, config.hidden_size, experts, router(kernels, config.hidden_size, experts))
 

@@ -1,5 +1,6 @@
 """What the engine needs of a model."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -21,4 +22,13 @@ class CausalLM(Protocol):
 
     def forward(self, batch: Batch, kv: KVPool) -> Tensor:
         """Compute the batch, writing its keys and values to `kv`. Returns float32 logits `[S, vocab_size]` of `batch.logits_rows`."""
+        ...
+
+
+class TappedLM(CausalLM, Protocol):
+    """A model that shows its hidden states, for whoever guesses from them what it will say."""
+
+    def forward_tapped(self, batch: Batch, kv: KVPool, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """`forward`, with the hidden states of all T tokens beside the logits: without `taps` those behind the last norm, `[T, hidden_size]`;
+        else what goes into each of these layers, side by side, `[T, len(taps) * hidden_size]`."""
         ...

@@ -18,7 +18,7 @@ class ExpertsConfig:
     num_experts: int
     num_chosen: int
     intermediate_size: int
-    layers: frozenset[int]  # the others are dense
+    layers: frozenset[int]  # the others are dense, but for those behind the last
     renormalize: bool  # the weights of a token's experts are scaled to a sum of 1
     num_shared: int = 0  # more experts of the same size, which every token goes through
     num_groups: int = 1  # groups of neighbours, of which num_groups_chosen come into question for a token

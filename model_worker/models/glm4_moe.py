@@ -12,8 +12,10 @@ class Glm4MoeForCausalLM(Decoder):
     """See `CausalLM` for the contract. `config.experts` and `config.rotary_dim` are set."""
 
     def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
-        def layer(index: int) -> DecoderLayer:
-            mlp = dense_or_experts(index, config, kernels, SigmoidRouter)
-            return DecoderLayer(config, kernels, Attention(config, kernels, output_bias=False), mlp)
+        super().__init__(config, kernels, [decoder_layer(index, config, kernels) for index in range(config.num_layers)])
 
-        super().__init__(config, kernels, [layer(index) for index in range(config.num_layers)])
+
+def decoder_layer(index: int, config: ModelConfig, kernels: Kernels) -> DecoderLayer:
+    """Layer `index`, or one of those behind the last, which are made alike."""
+    mlp = dense_or_experts(index, config, kernels, SigmoidRouter)
+    return DecoderLayer(config, kernels, Attention(config, kernels, output_bias=False), mlp)

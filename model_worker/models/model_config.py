@@ -30,7 +30,7 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     rotary_dim: int | None = None  # leading elements of a head that are rotated; None: all
     sliding_windows: tuple[int | None, ...] = ()  # per layer, None: the whole context; empty: no layer has one
-    num_mtp_layers: int = 0  # layers behind the last that predict further tokens; not run
+    num_mtp_layers: int = 0  # layers behind the last that predict further tokens
     experts: ExpertsConfig | None = None  # None: every layer is dense
     latent: LatentConfig | None = None  # None: the pool keeps keys and values
 
