@@ -9,16 +9,18 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from model_worker.batch_check import check_batch
 from model_worker.host_pool import HostPool
 from model_worker.input_batch import Rows, build_batch, build_dummy_batch
 from model_worker.kv_pool import KVPool
 from model_worker.logprobs import NO_IDS, logprobs_of
-from model_worker.models.causal_lm import CausalLM
+from model_worker.models.causal_lm import CausalLM, TappedLM
 from model_worker.prompt_targets import prompt_targets
 from model_worker.row_results import RowResults
 from model_worker.row_selection import select_rows
@@ -26,7 +28,7 @@ from model_worker.sample_rows import SampleRows
 from model_worker.sampler import NO_TOKEN, NOT_FINITE, Sampler
 from model_worker.sampling_table import OFF, SamplingTable
 from model_worker.slot_table import SlotTable
-from model_worker.speculation.proposer import Proposer
+from model_worker.speculation.proposer import Drafts, Follower, Passed, Proposer
 from model_worker.speculation.verification import accepted
 from tessera.values.batch import NO_DRAFTS, RowError, ScheduledBatch, ScheduledBatchOutput
 from tessera.values.logprobs import Logprobs, PromptLogprobs, joined_logprobs
@@ -44,13 +46,14 @@ FAILURE_TEXT_MAX = 256
 @dataclass(slots=True)
 class _Computed:
     """What became of `rows`: `done` (bool `[R]`) were computed; `logits` float32 `[sum of their logits_counts, vocab]`; `prompt_logprobs` of
-    all rows."""
+    all rows; `hidden` `[T, W]` as the follower wants it, None where there is none or the pass took several."""
 
     rows: Rows
     done: np.ndarray
     logits: np.ndarray
     prompt_logprobs: PromptLogprobs | None
     failures: dict[int, str] = field(default_factory=dict)
+    hidden: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +78,7 @@ class Engine:
         self._kv = kv
         self._host = HostPool(kv, description.geometry.num_host_blocks)
         self._proposer = proposer
+        self._follower = proposer if isinstance(proposer, Follower) else None
         self._sampler = Sampler(description.model.eos_token_ids, torch.get_num_threads())
         num_slots = SLOTS_PER_SEQUENCE * description.limits.max_num_seqs
         self._slots = SlotTable(num_slots, description.model.max_model_len, description.geometry)
@@ -171,7 +175,7 @@ class Engine:
 
     def _run(self, batch: ScheduledBatch) -> RowResults:
         """Compute the rows of a batch."""
-        rows, order = select_rows(batch, self._slots, self._proposer)
+        rows, order = select_rows(batch, self._slots, self._propose)
         if not len(order):
             return RowResults.none(batch.num_rows)
         results = self._advance(rows, batch.step_id).of_batch(order, batch.num_rows)
@@ -180,6 +184,15 @@ class Engine:
             unused = np.where(room > 1, room - results.token_counts[: batch.num_decodes], 0)
             self._slots.unused_room.note(batch.step_id, batch.slots[: batch.num_decodes], unused)
         return results
+
+    def _propose(self, slots: np.ndarray, rooms: np.ndarray) -> Drafts:
+        """Drafts for these slots; none where making them fails."""
+        assert self._proposer is not None, "a batch with room for drafts is refused"
+        try:
+            return self._proposer.propose(slots, rooms, self._slots, self._sampling)
+        except Exception as error:  # noqa: BLE001 - whoever guesses must not end what it guesses about
+            _log.warning("no drafts: %s", _text(error), exc_info=error)
+            return Drafts.none(len(slots))
 
     def _advance(self, rows: Rows, step_id: int) -> RowResults:
         """Compute, sample and remember."""
@@ -196,7 +209,22 @@ class Engine:
         computed_lens = rows.context_lens - np.where(rows.samples, rows.logits_counts - counts, 0)
         self._slots.computed_lens[rows.slots[computed.done]] = computed_lens[computed.done]
         self._slots.append_tokens(rows.slots, counts, token_ids[token_ids != NO_TOKEN])
+        if self._follower is not None and computed.done.any():
+            self._follow(self._follower, computed, computed_lens)
         return RowResults(token_ids, drafts.counts, logprobs, computed.prompt_logprobs)
+
+    def _follow(self, follower: Follower, computed: _Computed, computed_lens: np.ndarray) -> None:
+        """Tell the follower of a pass, after which its rows have KV up to `computed_lens`, int64 `[R]`."""
+        if follower.taps is not None and computed.hidden is None:
+            return
+        rows, done = computed.rows, np.flatnonzero(computed.done)
+        starts = rows.context_lens - rows.num_scheduled_tokens
+        offsets = np.cumsum(rows.num_scheduled_tokens) - rows.num_scheduled_tokens
+        passed = Passed(rows.slots[done], starts[done], (computed_lens - starts)[done], offsets[done], computed.hidden)
+        try:
+            follower.follow(passed, self._slots)
+        except Exception as error:  # noqa: BLE001 - as in `_propose`
+            _log.warning("whoever drafts has lost track of %d rows: %s", len(done), _text(error), exc_info=error)
 
     def _sample(self, computed: _Computed, targets: np.ndarray) -> tuple[np.ndarray, Logprobs | None]:
         """Draw from the logits of every computed position, into `targets` (int32 `[R, W]`, NO_TOKEN everywhere). Returns the tokens of the rows,
@@ -228,8 +256,8 @@ class Engine:
         everyone = np.ones(len(rows.slots), dtype=np.bool_)
         for attempt in (1, 2):
             try:
-                logits, prompt_logprobs = self._forward(rows, step_id)
-                return _Computed(rows, everyone, logits, prompt_logprobs, _prompt_failures(prompt_logprobs))
+                logits, prompt_logprobs, hidden = self._forward(rows, step_id)
+                return _Computed(rows, everyone, logits, prompt_logprobs, _prompt_failures(prompt_logprobs), hidden)
             except Exception as error:  # noqa: BLE001 - whatever a model or a kernel raises must not end its neighbours
                 _log.warning("step %d failed, try %d: %s", step_id, attempt, _text(error), exc_info=error)
             rows = rows.without_drafts()
@@ -237,7 +265,7 @@ class Engine:
         prompts: dict[int, PromptLogprobs] = {}
         for row in range(len(rows.slots)):
             try:
-                logits, prompt_logprobs = self._forward(rows.only(row), step_id)
+                logits, prompt_logprobs, _ = self._forward(rows.only(row), step_id)
                 parts.append(logits.copy())
                 if prompt_logprobs is not None:
                     prompts[row] = prompt_logprobs
@@ -247,21 +275,26 @@ class Engine:
         prompt_logprobs = _in_one(prompts, len(rows.slots))
         return _Computed(rows, everyone, np.concatenate(parts), prompt_logprobs, failures | _prompt_failures(prompt_logprobs))
 
-    def _forward(self, rows: Rows, step_id: int) -> tuple[np.ndarray, PromptLogprobs | None]:
-        """Logits of every row's last `logits_counts` positions, on the host, float32 `[sum, vocab]`, valid until the next call; and what the
-        prompts' own tokens had."""
+    def _forward(self, rows: Rows, step_id: int) -> tuple[np.ndarray, PromptLogprobs | None, Tensor | None]:
+        """Logits of every row's last `logits_counts` positions, on the host, float32 `[sum, vocab]`, valid until the next call; what the
+        prompts' own tokens had; the hidden states that the follower wants."""
         wanted = self._sampling.prompt_logprobs
         targets = prompt_targets(rows, self._slots, wanted != OFF)
         batch = build_batch(rows, self._slots, self._kv.block_size, targets.places)
         self._last_write_step[batch.slot_mapping.numpy() // self._kv.block_size] = step_id
-        logits = self._model.forward(batch, self._kv).cpu().numpy()
+        hidden, taps = None, self._follower.taps if self._follower is not None else None
+        if taps is None:
+            logits = self._model.forward(batch, self._kv).cpu().numpy()
+        else:
+            tapped_logits, hidden = cast(TappedLM, self._model).forward_tapped(batch, self._kv, taps)
+            logits = tapped_logits.cpu().numpy()
         num_logits, num_targets = int(rows.logits_counts.sum()), len(targets.rows)
         if not num_targets:
-            return logits, None
+            return logits, None, hidden
         num_top = wanted[rows.slots[targets.rows]]
         tokens = logprobs_of(logits[num_logits:], targets.token_ids, num_top, [NO_IDS] * num_targets)
         row_counts = np.bincount(targets.rows, minlength=len(rows.slots)).astype(np.int32)
-        return logits[:num_logits], PromptLogprobs(row_counts, tokens)
+        return logits[:num_logits], PromptLogprobs(row_counts, tokens), hidden
 
     def _row_errors(self, batch: ScheduledBatch) -> tuple[RowError, ...]:
         failures = self._slots.failures

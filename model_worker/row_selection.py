@@ -1,14 +1,19 @@
 """From a batch to the rows that are computed: where each begins, and which drafts it verifies."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from model_worker.input_batch import Rows
 from model_worker.slot_table import SlotTable
-from model_worker.speculation.proposer import Drafts, Proposer
+from model_worker.speculation.proposer import Drafts
 from tessera.values.batch import ScheduledBatch
 
+Propose = Callable[[np.ndarray, np.ndarray], Drafts]
+"""`Proposer.propose`, of slots and rooms."""
 
-def select_rows(batch: ScheduledBatch, slots: SlotTable, proposer: Proposer | None) -> tuple[Rows, np.ndarray]:
+
+def select_rows(batch: ScheduledBatch, slots: SlotTable, propose: Propose) -> tuple[Rows, np.ndarray]:
     """What the rows of a batch compute whose slots have not failed, drafts included, and which row of the batch each of them is (int64). The
     drafts are put into the slot table."""
     alive = np.arange(batch.num_rows)
@@ -17,7 +22,7 @@ def select_rows(batch: ScheduledBatch, slots: SlotTable, proposer: Proposer | No
     numbers, counts = batch.slots[alive].astype(np.int64), batch.num_scheduled_tokens[alive].astype(np.int64)
     starts = batch.context_lens[alive] - counts - slots.unused_room.since(batch.seen_step)[numbers]
     num_decodes = int(np.count_nonzero(alive < batch.num_decodes))
-    drafts = _drafts(numbers, counts[:num_decodes] - 1, slots, proposer)
+    drafts = _drafts(numbers, counts[:num_decodes] - 1, slots, propose)
     counts[:num_decodes] = 1 + drafts.counts[:num_decodes]
     num_singles = num_decodes - int(np.count_nonzero(drafts.counts))
     if num_singles < num_decodes:
@@ -28,12 +33,12 @@ def select_rows(batch: ScheduledBatch, slots: SlotTable, proposer: Proposer | No
     return Rows(numbers, counts, context_lens, samples, drafts, num_singles), alive
 
 
-def _drafts(numbers: np.ndarray, rooms: np.ndarray, slots: SlotTable, proposer: Proposer | None) -> Drafts:
+def _drafts(numbers: np.ndarray, rooms: np.ndarray, slots: SlotTable, propose: Propose) -> Drafts:
     """Drafts of the rows of these slots (int64 `[R]`), of which the first have `rooms` for some."""
-    if proposer is None or not rooms.any():
+    if not rooms.any():
         return Drafts.none(len(numbers))
     roomy = np.flatnonzero(rooms)
-    proposed = proposer.propose(numbers[roomy], rooms[roomy], slots)
+    proposed = propose(numbers[roomy], rooms[roomy])
     counts = np.zeros(len(numbers), np.int64)
     token_ids = np.full((len(numbers), proposed.token_ids.shape[1]), -1, np.int32)
     counts[roomy], token_ids[roomy] = proposed.counts, proposed.token_ids

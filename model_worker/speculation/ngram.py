@@ -3,6 +3,7 @@
 
 import numpy as np
 
+from model_worker.sampling_table import SamplingTable
 from model_worker.slot_table import SlotTable
 from model_worker.speculation.proposer import Drafts
 
@@ -15,7 +16,7 @@ class NgramProposer:
         self._min_n = min_n
         self._max_n = max_n
 
-    def propose(self, slots: np.ndarray, rooms: np.ndarray, table: SlotTable) -> Drafts:
+    def propose(self, slots: np.ndarray, rooms: np.ndarray, table: SlotTable, sampling: SamplingTable) -> Drafts:
         drafts = Drafts(np.zeros(len(slots), np.int64), np.full((len(slots), int(rooms.max(initial=0))), -1, np.int32))
         for row, (slot, room) in enumerate(zip(slots.tolist(), rooms.tolist(), strict=True)):
             found = continuation(table.token_ids[slot, : table.num_ids[slot]], room, self._min_n, self._max_n)

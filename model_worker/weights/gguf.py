@@ -49,6 +49,9 @@ class GGUFSource:
     def names(self) -> Collection[str]:
         return self._tensors.keys()
 
+    def further_names(self) -> Collection[str]:
+        return ()
+
     def read(self, name: str, slot: WeightSlot) -> None:
         """A part in the first dimension is read alone; of one in the second all bytes are read, some rows at a time."""
         tensor, view = self._tensors[name], slot.view

@@ -1,10 +1,13 @@
 """From a `--model` argument to a loaded model."""
 
 from model_worker.kernels.interface import Kernels
+from model_worker.layers.decoder import Decoder
 from model_worker.models.causal_lm import CausalLM
+from model_worker.models.mtp_head import BLOCKS, MtpHead
 from model_worker.models.registry import build_model
+from model_worker.weights.errors import ModelUnsupported
 from model_worker.weights.gguf import GGUFSource
-from model_worker.weights.model_source import ModelSource, load_weights
+from model_worker.weights.model_source import ModelSource, load_further_weights, load_weights
 from model_worker.weights.safetensors import SafetensorsSource
 from tessera.values.known_models import locate, served_name
 
@@ -24,3 +27,17 @@ def load_model(source: ModelSource, kernels: Kernels) -> CausalLM:
     model = build_model(source.config, kernels)
     load_weights(model, source)
     return model
+
+
+def load_mtp_head(source: ModelSource, kernels: Kernels, model: CausalLM) -> MtpHead:
+    """The layers behind the last of a loaded model, which predict further tokens. Raises ModelError where it has none."""
+    config = source.config
+    if config.architecture not in BLOCKS or not isinstance(model, Decoder):
+        raise ModelUnsupported(
+            f"{source.info.name} ({config.architecture}) cannot have layers that predict further tokens: use another proposer"
+        )
+    if not config.num_mtp_layers or not source.further_names():
+        raise ModelUnsupported(f"{source.info.name} has no layers that predict further tokens: use another proposer")
+    head = MtpHead(config, kernels, model, source.further_names())
+    load_further_weights(head, source)
+    return head

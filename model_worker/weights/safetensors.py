@@ -29,6 +29,7 @@ class SafetensorsSource:
         paths = weight_files(directory)
         self._files = TensorFiles()
         self._weights: dict[str, StoredWeight] = {}
+        self._further: dict[str, StoredWeight] = {}
         for weight in stored_weights(stored_tensors(paths), config.quantization):
             self._add(weight)
         self.info = ModelInfo(
@@ -45,8 +46,11 @@ class SafetensorsSource:
     def names(self) -> Collection[str]:
         return self._weights.keys()
 
+    def further_names(self) -> Collection[str]:
+        return self._further.keys()
+
     def read(self, name: str, slot: WeightSlot) -> None:
-        stored = self._weights[name]
+        stored = self._weights.get(name) or self._further[name]
         if stored.shape != slot.shape:
             raise WeightShapeMismatch(f"{stored.path}: {name} is {stored.shape}, the model needs {slot.shape}")
         stored.read(self._files, slot)
@@ -56,19 +60,22 @@ class SafetensorsSource:
         for name, index in stored_parts(stored.name, stored.shape, self.config).items():
             if _is_unused(name, self.config):
                 continue
-            if other := self._weights.get(name):
+            known = self._further if _is_further(name, self.config) else self._weights
+            if other := known.get(name):
                 raise WeightUnexpected(
                     f"{name} is there twice: as {other.name} in {other.path.name}, as {stored.name} in {stored.path.name};"
                     f" {stored.path.parent}"
                 )
-            self._weights[name] = stored.part(index)
+            known[name] = stored.part(index)
 
 
 def _is_unused(name: str, config: ModelConfig) -> bool:
-    """Whether a checkpoint may hold this although the model has no use for it: rotary tables, the head where it is the embedding, layers
-    behind the last that predict further tokens."""
-    if name.endswith(".rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight"):
-        return True
+    """Whether a checkpoint may hold this although the model has no use for it: rotary tables, the head where it is the embedding."""
+    return name.endswith(".rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
+
+
+def _is_further(name: str, config: ModelConfig) -> bool:
+    """Whether it is of a layer behind the last, which predicts further tokens."""
     match name.split("."):
         case ["model", "layers", number, *_] if number.isdecimal():
             return config.num_layers <= int(number) < config.num_layers + config.num_mtp_layers

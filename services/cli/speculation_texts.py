@@ -9,7 +9,8 @@ SPECULATION_TEXTS = {
         "COUNT",
     ),
     "proposer": Text(
-        "Who guesses: ngram takes what followed the last few tokens when they came before, in the prompt or in the answer.",
+        "Who guesses: ngram takes what followed the last few tokens when they came before, in the prompt or in the answer; mtp are layers "
+        "of the model itself (DeepSeek-V3, GLM-4-MoE).",
         choices=PROPOSERS,
     ),
     "ngram_min": Text("The fewest last tokens that must have come before, 1 or more.", "TOKENS"),

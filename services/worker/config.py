@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tessera.values.config import ConfigError, check_choices, check_minimums
 
-PROPOSERS = ("ngram",)
-"""Who makes drafts: `ngram` looks for what the last tokens were followed by when they came before."""
+PROPOSERS = ("ngram", "mtp")
+"""Who makes drafts: `ngram` looks for what the last tokens were followed by when they came before; `mtp` are the model's own layers for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,9 @@ from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_pool import KVPool, num_blocks_for
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.deterministic import ARCHITECTURE, DeterministicLM, deterministic_config
-from model_worker.speculation.ngram import NgramProposer
-from model_worker.speculation.proposer import Proposer
 from model_worker.weights.open_model import load_model, open_model
-from services.worker.config import SpeculationConfig, WorkerConfig
+from services.worker.config import WorkerConfig
+from services.worker.drafter import LoadedModel, load_drafter
 from tessera.values.config import ConfigError
 from tessera.values.identity import new_instance_id
 from tessera.values.model import ModelInfo, WorkerDescription, WorkerLimits
@@ -53,22 +52,25 @@ def load_engine(config: WorkerConfig) -> Engine:
     threads = config.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     _log.info("loading model", model=config.model, threads=threads, batch_invariant=config.batch_invariant)
-    model, info = _load(config.model, config.batch_invariant)
-    info = replace(info, max_model_len=_max_model_len(config, info))
-    shape = model.config.kv_shape
-    token_bytes = shape.bytes_per_token()
+    loaded = _load(config.model, config.batch_invariant)
+    model, info = loaded.model, replace(loaded.info, max_model_len=_max_model_len(config, loaded.info))
+    drafter = load_drafter(config.speculation, config.max_num_seqs, loaded)
+    shape, draft_shape = model.config.kv_shape, drafter.kv_shape if drafter is not None else None
+    token_bytes = shape.bytes_per_token() + (draft_shape.bytes_per_token() if draft_shape is not None else 0)
     num_blocks = num_blocks_for(config.kv_cache_bytes, config.block_size, token_bytes)
     num_host_blocks = 0
     if config.swap_bytes:
         num_host_blocks = num_blocks_for(config.swap_bytes, config.block_size, token_bytes, "swap_bytes")
-    kv = KVPool.of_shape(shape, num_blocks, config.block_size)
+    kv = KVPool.of_shape(shape, num_blocks, config.block_size, paired=draft_shape)
     if config.batch_invariant:
         _find_tiles(model, kv)
+        if drafter is not None:
+            drafter.find_tiles(kv)
     num_drafts = config.speculation.num_speculative_tokens
     limits = WorkerLimits(config.max_num_seqs, config.max_num_batched_tokens, num_speculative_tokens=num_drafts)
     geometry = replace(kv.geometry, num_host_blocks=num_host_blocks)
     description = WorkerDescription(new_instance_id(), info, geometry, limits)
-    engine = Engine(model, kv, description, _proposer(config.speculation))
+    engine = Engine(model, kv, description, drafter.proposer(kv) if drafter is not None else None)
     _log.info(
         "model loaded",
         model=info.name,
@@ -107,7 +109,7 @@ def load_in_background(load: Callable[[WorkerConfig], Engine], config: WorkerCon
     return loaded
 
 
-def _load(name: str, batch_invariant: bool) -> tuple[CausalLM, ModelInfo]:
+def _load(name: str, batch_invariant: bool) -> LoadedModel:
     if name == DETERMINISTIC:
         return _deterministic(_DETERMINISTIC_ALONE)
     prefix, _, likeness = name.partition(":")
@@ -115,10 +117,10 @@ def _load(name: str, batch_invariant: bool) -> tuple[CausalLM, ModelInfo]:
         info = open_model(likeness).info
         return _deterministic(replace(info, architecture=ARCHITECTURE, weights_digest=DETERMINISTIC))
     source = open_model(name)
-    if not batch_invariant:
-        return load_model(source, TorchKernels()), source.info
-    ask_mkl_for_invariance()
-    return load_model(source, InvariantKernels()), source.info
+    if batch_invariant:
+        ask_mkl_for_invariance()
+    kernels = InvariantKernels() if batch_invariant else TorchKernels()
+    return LoadedModel(load_model(source, kernels), source.info, source, kernels)
 
 
 def _find_tiles(model: CausalLM, kv: KVPool) -> None:
@@ -128,15 +130,8 @@ def _find_tiles(model: CausalLM, kv: KVPool) -> None:
     kv.zero_blocks(np.array([kv.null_block]))
 
 
-def _deterministic(info: ModelInfo) -> tuple[CausalLM, ModelInfo]:
-    return DeterministicLM(deterministic_config(info.vocab_size, info.max_model_len)), info
-
-
-def _proposer(config: SpeculationConfig) -> Proposer | None:
-    if not config.num_speculative_tokens:
-        return None
-    assert config.proposer == "ngram", "the config knows no other"
-    return NgramProposer(config.ngram_min, config.ngram_max)
+def _deterministic(info: ModelInfo) -> LoadedModel:
+    return LoadedModel(DeterministicLM(deterministic_config(info.vocab_size, info.max_model_len)), info, None, TorchKernels())
 
 
 def _max_model_len(config: WorkerConfig, info: ModelInfo) -> int:

@@ -18,9 +18,9 @@ import torch
 from gateway.chat_template import ChatMessage
 from gateway.tokenizer_source import load_tokenizer
 from model_worker.kernels.torch_backend import TorchKernels
-from model_worker.speculation.ngram import NgramProposer
 from model_worker.weights.open_model import load_model, open_model
 from services.worker.config import SpeculationConfig
+from services.worker.drafter import LoadedModel, load_drafter
 from tessera.values.config import Config
 from tessera.values.known_models import locate
 from tests.parity.in_process import InProcess
@@ -101,14 +101,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    tokenizer, source = load_tokenizer(locate(MODEL)), open_model(MODEL)
-    model, template = load_model(source, TorchKernels()), tokenizer.chat_template
+    tokenizer, source, kernels = load_tokenizer(locate(MODEL)), open_model(MODEL), TorchKernels()
+    loaded, template = LoadedModel(load_model(source, kernels), source.info, source, kernels), tokenizer.chat_template
     assert template is not None
 
     def system(num_drafts: int) -> InProcess:
         config = Config(max_num_seqs=16, max_num_batched_tokens=512, num_speculative_tokens=num_drafts)
-        proposer = NgramProposer(args.ngram_min, args.ngram_max) if num_drafts else None
-        return InProcess(model, source.info, config, BLOCK_SIZE, NUM_BLOCKS, proposer)
+        speculation = SpeculationConfig(num_drafts, ngram_min=args.ngram_min, ngram_max=args.ngram_max)
+        drafter = load_drafter(speculation, config.max_num_seqs, loaded)
+        return InProcess(loaded.model, source.info, config, BLOCK_SIZE, NUM_BLOCKS, drafter)
 
     systems = {"plain": system(0), "ngram": system(args.drafts)}
     cases = []

@@ -1,6 +1,6 @@
 """Drives an Engine in tests: builds batches from short descriptions and numbers the steps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from model_worker.engine import Engine
 from model_worker.kv_pool import KVPool
+from model_worker.kv_shape import KVShape
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.deterministic import DeterministicLM, deterministic_config, next_tokens
 from model_worker.speculation.proposer import Proposer
@@ -86,15 +87,20 @@ class Row:
 @dataclass
 class EngineDriver:
     """An engine, by default around the deterministic model, and the number of its next step. With a proposer it has room for
-    `DRAFTS_MAX` drafts."""
+    `DRAFTS_MAX` drafts. `make` makes one on a pool of the shape `paired`."""
 
     model: CausalLM = field(default_factory=lambda: DeterministicLM(deterministic_config(VOCAB, MAX_LEN)))
     step: int = 0
     proposer: Proposer | None = None
+    paired: KVShape | None = None
+    make: Callable[[KVPool], Proposer] | None = None
 
     def __post_init__(self) -> None:
         config = self.model.config
-        self.pool = kv = KVPool(config.num_layers, NUM_BLOCKS, BLOCK, config.num_kv_heads, config.head_dim)
+        self.pool = kv = KVPool.of_shape(config.kv_shape, NUM_BLOCKS, BLOCK, paired=self.paired)
+        if self.make is not None:
+            assert kv.paired is not None
+            self.proposer = self.make(kv.paired)
         info = ModelInfo("m", config.architecture, config.vocab_size, MAX_LEN, (), None, "", "")
         limits = replace(LIMITS, num_speculative_tokens=DRAFTS_MAX if self.proposer else 0)
         geometry = KVGeometry(NUM_BLOCKS, BLOCK, kv.bytes_per_token, kv.geometry.kv_format, NUM_HOST_BLOCKS)

@@ -13,6 +13,7 @@ from model_worker.batch import Batch
 from model_worker.batch_refused import BatchRefused
 from model_worker.kv_pool import KVPool
 from model_worker.models.deterministic import DeterministicLM, deterministic_config, next_tokens
+from model_worker.sampling_table import SamplingTable
 from model_worker.slot_table import SlotTable
 from model_worker.speculation.proposer import Drafts
 from tessera.values.logprobs import Logprobs
@@ -28,7 +29,7 @@ class Scripted:
 
     of: dict[int, list[int]] = field(default_factory=dict)
 
-    def propose(self, slots: np.ndarray, rooms: np.ndarray, table: SlotTable) -> Drafts:
+    def propose(self, slots: np.ndarray, rooms: np.ndarray, table: SlotTable, sampling: SamplingTable) -> Drafts:
         given = [self.of.get(slot, [])[:room] for slot, room in zip(slots.tolist(), rooms.tolist(), strict=True)]
         counts = np.array([len(drafts) for drafts in given], np.int64)
         token_ids = np.full((len(given), int(rooms.max())), -1, np.int32)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_worker.sampling_table import SamplingTable
 from model_worker.slot_table import SlotTable
 from model_worker.speculation.ngram import NgramProposer, continuation
 from tessera.values.batch import SlotEntry
@@ -61,7 +62,7 @@ def test_every_row_has_drafts_of_its_own_ids_up_to_its_room() -> None:
         prompt = np.array(ids, np.int32)
         table.enter(SlotEntry(slot, bytes([slot]) * 16, 1, len(ids), prompt, np.zeros(0, np.int32), 0, SamplingParams(seed=0)))
     table.place_drafts(np.array([2]), np.array([2]), np.array([1, 2], np.int32))
-    drafts = NgramProposer(2, 4).propose(np.array([3, 2, 0]), np.array([1, 3, 2]), table)
+    drafts = NgramProposer(2, 4).propose(np.array([3, 2, 0]), np.array([1, 3, 2]), table, SamplingTable(4, 50))
     assert drafts.counts.tolist() == [1, 0, 2], "what was drafted before is no id"
     assert drafts.token_ids[:, :2].tolist() == [[8, -1], [-1, -1], [3, 4]]
     assert (drafts.token_ids[:, 2] == -1).all()

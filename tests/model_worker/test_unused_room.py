@@ -5,6 +5,7 @@ from engine_driver import PROMPT, EngineDriver, Row, entry
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_worker.sampling_table import SamplingTable
 from model_worker.slot_table import SlotTable
 from model_worker.speculation.proposer import Drafts
 from model_worker.speculation.unused_room import UnusedRoom
@@ -43,7 +44,7 @@ def test_it_is_the_sum_over_later_steps(steps: list[dict[int, int] | int | float
 class OneWrong:
     """A draft that is never right."""
 
-    def propose(self, slots: np.ndarray, rooms: np.ndarray, table: SlotTable) -> Drafts:
+    def propose(self, slots: np.ndarray, rooms: np.ndarray, table: SlotTable, sampling: SamplingTable) -> Drafts:
         return Drafts(np.ones(len(slots), np.int64), np.full((len(slots), 1), 0, np.int32))
 
 

@@ -10,9 +10,11 @@ from transformers import PreTrainedConfig
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.weights.model_source import ModelSource
 from model_worker.weights.open_model import load_model, open_model
+from services.worker.drafter import LoadedModel
 from tests.parity.checked_model import CheckedModel
 from tests.parity.compare import Differences, compare
-from tests.parity.mode import Mode
+from tests.parity.mode import MTP_MODES, Mode
+from tests.parity.mtp_reference import MtpReference, save_layers
 from tests.parity.reference import Reference
 from tests.parity.tiny_models import VOCAB_SIZE, save_random
 
@@ -27,11 +29,13 @@ class ArchitectureResult:
 
     difference: float
     differences: Differences
+    num_drawn_otherwise: int  # outputs drawn with a seed that are others in a mode that speculates
+    num_accepted: int  # drafts
 
     @property
     def is_same(self) -> bool:
         """Whether logits are within LOGIT_TOLERANCE and tokens equal but for near ties."""
-        return self.difference <= LOGIT_TOLERANCE and not self.differences.mismatches
+        return self.difference <= LOGIT_TOLERANCE and not self.differences.mismatches and not self.num_drawn_otherwise
 
 
 def tiny_prompts() -> list[list[int]]:
@@ -43,8 +47,11 @@ def tiny_prompts() -> list[list[int]]:
 
 
 def check_shape(config: PreTrainedConfig, directory: Path, modes: Sequence[Mode]) -> ArchitectureResult:
-    """One shape, saved to `directory`, loaded by transformers and by us."""
-    save_random(config, directory)
+    """One shape, saved to `directory`, loaded by transformers and by us; also with drafts of the model's own layers if it has any."""
+    model = save_random(config, directory)
+    if getattr(config, "num_nextn_predict_layers", 0):
+        save_layers([MtpReference(model)], directory)
+        modes = [*modes, *MTP_MODES]
     return check_source(open_model(str(directory)), Reference(directory), modes)
 
 
@@ -56,15 +63,22 @@ def check_source(source: ModelSource, reference: Reference, modes: Sequence[Mode
     for prompt, outputs in zip(prompts, expected, strict=True):
         ids = prompt + outputs.token_ids[:-1]
         known |= {tuple(ids[: place + 1]): logits for place, logits in enumerate(reference.logits(ids))}
-    model = load_model(source, TorchKernels())
+    kernels = TorchKernels()
+    loaded = LoadedModel(load_model(source, kernels), source.info, source, kernels)
     found, difference = Differences(), 0.0
+    drawn, num_accepted = [], 0
     for mode in modes:
-        checked = CheckedModel(model, known)
-        system = mode.system(checked, source.info, BLOCK_SIZE, NUM_BLOCKS)
+        system = mode.system(loaded, BLOCK_SIZE, NUM_BLOCKS)
+        checked = CheckedModel(loaded.model, known)
+        system.watch(checked)
         differences = compare(prompts, expected, mode.generator(system, prompts))
         assert mode.prefix_caching == (system.num_cached_tokens > 0), "prefixes are reused with caching on, and only then"
         assert checked.compared == known.keys(), "every position was computed on the context it should have"
         found.near_ties |= differences.near_ties
         found.mismatches |= differences.mismatches
         difference = max(difference, checked.difference)
-    return ArchitectureResult(difference, found)
+        if mode.num_drafts or not drawn:
+            drawn.append(system.generate(prompts, [OUTPUT_TOKENS] * len(prompts), temperature=0.8))
+        num_accepted += system.spec_stats.num_accepted
+    num_otherwise = sum(output != plain for outputs in drawn for output, plain in zip(outputs, drawn[0], strict=True))
+    return ArchitectureResult(difference, found, num_otherwise, num_accepted)

@@ -1,7 +1,8 @@
 """A model around ours that compares every logit with the reference, wherever the scheduler has it computed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from model_worker.batch import Batch
 from model_worker.kv_pool import KVPool
 from model_worker.layers.weight_slot import WeightSlot
-from model_worker.models.causal_lm import CausalLM
+from model_worker.models.causal_lm import CausalLM, TappedLM
 
 Context = tuple[int, ...]
 """The token ids that a position sees, its own last."""
@@ -36,10 +37,21 @@ class CheckedModel:
 
     def forward(self, batch: Batch, kv: KVPool) -> Tensor:
         """The model's, after a look at the logits of every position."""
+        logits = self._model.forward(replace(batch, logits_rows=torch.arange(batch.num_tokens)), kv)
+        self._look(batch, kv, logits)
+        return logits.index_select(0, batch.logits_rows)
+
+    def forward_tapped(self, batch: Batch, kv: KVPool, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The same."""
+        everything = replace(batch, logits_rows=torch.arange(batch.num_tokens))
+        logits, hidden = cast(TappedLM, self._model).forward_tapped(everything, kv, taps)
+        self._look(batch, kv, logits)
+        return logits.index_select(0, batch.logits_rows), hidden
+
+    def _look(self, batch: Batch, kv: KVPool, logits: Tensor) -> None:
         if not self._token_of_slot.numel():
             self._token_of_slot = torch.full(((kv.num_blocks + 1) * kv.block_size,), -1)
         self._token_of_slot[batch.slot_mapping] = batch.input_ids
-        logits = self._model.forward(replace(batch, logits_rows=torch.arange(batch.num_tokens)), kv)
         rows = torch.arange(batch.num_rows).repeat_interleave(batch.cu_seqlens_q.diff().long())
         for token, (row, position) in enumerate(zip(rows.tolist(), batch.positions.tolist(), strict=True)):
             seen = torch.arange(position + 1)
@@ -49,4 +61,3 @@ class CheckedModel:
             if expected is not None:
                 self.difference = max(self.difference, float((logits[token] - expected).abs().max()))
                 self.compared.add(context)
-        return logits.index_select(0, batch.logits_rows)

@@ -8,10 +8,10 @@ import numpy as np
 from model_worker.engine import Engine
 from model_worker.kv_pool import KVPool
 from model_worker.models.causal_lm import CausalLM
-from model_worker.speculation.proposer import Proposer
 from services.scheduler.core.admission import Admitted
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.spec_stats import SpecStats
+from services.worker.drafter import Drafter
 from tessera.values.config import Config
 from tessera.values.identity import Epoch, new_instance_id, new_request_id
 from tessera.values.model import ModelInfo, WorkerDescription, WorkerLimits
@@ -31,18 +31,24 @@ class InProcess:
         config: Config,
         block_size: int,
         num_blocks: int,
-        proposer: Proposer | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
-        kv = KVPool.of_shape(model.config.kv_shape, num_blocks, block_size)
+        paired = drafter.kv_shape if drafter is not None else None
+        kv = KVPool.of_shape(model.config.kv_shape, num_blocks, block_size, paired=paired)
         limits = WorkerLimits(
             config.max_num_seqs, config.max_num_batched_tokens, num_speculative_tokens=config.num_speculative_tokens
         )
+        proposer = drafter.proposer(kv) if drafter is not None else None
         self._engine = Engine(model, kv, WorkerDescription(new_instance_id(), info, kv.geometry, limits), proposer)
         self._scheduler = Scheduler(config, Epoch(1, new_instance_id()))
         self._scheduler.attach_worker(WORKER, self._engine.report(1), 0)
         self._now_us = 0
         self.num_steps = 0
         self.num_cached_tokens = 0  # of all requests
+
+    def watch(self, model: CausalLM) -> None:
+        """Compute with a model around the one that it was made with."""
+        self._engine._model = model
 
     @property
     def spec_stats(self) -> SpecStats:

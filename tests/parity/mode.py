@@ -4,10 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
-from model_worker.models.causal_lm import CausalLM
-from model_worker.speculation.ngram import NgramProposer
+from services.worker.config import SpeculationConfig
+from services.worker.drafter import LoadedModel, load_drafter
 from tessera.values.config import Config
-from tessera.values.model import ModelInfo
 from tests.parity.in_process import InProcess
 
 CHUNK_TOKENS = 24  # no multiple of the block size: chunks begin and end inside blocks
@@ -16,12 +15,13 @@ BLOCK_SIZE, NUM_BLOCKS = 16, 700
 
 @dataclass(frozen=True)
 class Mode:
-    """One way of doing the same work; with `num_drafts` it speculates."""
+    """One way of doing the same work; with `num_drafts` it speculates, with drafts of `proposer`."""
 
     prefix_caching: bool
     chunked: bool
     alone: bool
     num_drafts: int = 0
+    proposer: str = "ngram"
 
     @property
     def label(self) -> str:
@@ -30,7 +30,7 @@ class Mode:
             "cached" if self.prefix_caching else "uncached",
             "chunked" if self.chunked else "whole",
             "alone" if self.alone else "batch",
-            *["ngram"] * bool(self.num_drafts),
+            *[self.proposer] * bool(self.num_drafts),
         )
         return "/".join(parts)
 
@@ -46,10 +46,15 @@ class Mode:
             num_speculative_tokens=self.num_drafts,
         )
 
-    def system(self, model: CausalLM, info: ModelInfo, block_size: int = BLOCK_SIZE, num_blocks: int = NUM_BLOCKS) -> InProcess:
+    @property
+    def speculation(self) -> SpeculationConfig:
+        """The worker's configuration for this mode. Prompt lookup is eager, so that many drafts are wrong."""
+        return SpeculationConfig(self.num_drafts, self.proposer, ngram_min=1, ngram_max=3)
+
+    def system(self, loaded: LoadedModel, block_size: int = BLOCK_SIZE, num_blocks: int = NUM_BLOCKS) -> InProcess:
         """A scheduler and an engine with a pool of its own."""
-        proposer = NgramProposer(1, 3) if self.num_drafts else None  # eager, so that many drafts are wrong
-        return InProcess(model, info, self.config, block_size, num_blocks, proposer)
+        drafter = load_drafter(self.speculation, self.config.max_num_seqs, loaded)
+        return InProcess(loaded.model, loaded.info, self.config, block_size, num_blocks, drafter)
 
     def generator(self, system: InProcess, prompts: list[list[int]]) -> Callable[[list[list[int]], list[int]], list[list[int]]]:
         """`generate` for `compare`. With prefix caching every prompt is prefilled once before, so that all hit."""
@@ -66,3 +71,4 @@ class Mode:
 PLAIN = tuple(Mode(*flags) for flags in product((False, True), repeat=3))
 SPECULATIVE = Mode(True, True, False, 4)
 MODES = (*PLAIN, SPECULATIVE, Mode(False, False, True, 4))
+MTP_MODES = (Mode(True, True, False, 3, "mtp"), Mode(False, False, True, 1, "mtp"))

@@ -22,10 +22,9 @@ from gateway.chat_template import ChatMessage
 from gateway.tokenizer import Tokenizer
 from gateway.tokenizer_source import load_tokenizer
 from model_worker.kernels.torch_backend import TorchKernels
-from model_worker.models.causal_lm import CausalLM
 from model_worker.weights.open_model import load_model, open_model
+from services.worker.drafter import LoadedModel
 from tessera.values.known_models import locate
-from tessera.values.model import ModelInfo
 from tests.parity.architectures import ArchitectureResult, check_shape
 from tests.parity.compare import Differences, compare
 from tests.parity.mode import MODES, PLAIN, SPECULATIVE, Mode
@@ -47,9 +46,9 @@ class ModeResult:
     seconds: float
 
 
-def run_mode(mode: Mode, model: CausalLM, info: ModelInfo, prompts: list[list[int]], expected: list[Expected]) -> ModeResult:
+def run_mode(mode: Mode, loaded: LoadedModel, prompts: list[list[int]], expected: list[Expected]) -> ModeResult:
     """All prompts in one mode, on a pool of its own."""
-    system = mode.system(model, info)
+    system = mode.system(loaded)
     generate = mode.generator(system, prompts)
     begin = time.monotonic()
     differences = compare(prompts, expected, generate)
@@ -57,10 +56,10 @@ def run_mode(mode: Mode, model: CausalLM, info: ModelInfo, prompts: list[list[in
     return ModeResult(differences, system.num_cached_tokens, system.num_steps, time.monotonic() - begin)
 
 
-def drawn_differences(model: CausalLM, info: ModelInfo, prompts: list[list[int]], tokens: int) -> int:
+def drawn_differences(loaded: LoadedModel, prompts: list[list[int]], tokens: int) -> int:
     """How many of the prompts' outputs at temperature 0.8 are others with speculation than without."""
     outputs = [
-        mode.system(model, info).generate(prompts, [tokens] * len(prompts), temperature=0.8) for mode in (PLAIN[0], SPECULATIVE)
+        mode.system(loaded).generate(prompts, [tokens] * len(prompts), temperature=0.8) for mode in (PLAIN[0], SPECULATIVE)
     ]
     return sum(plain != drafted for plain, drafted in zip(*outputs, strict=True))
 
@@ -100,17 +99,17 @@ def main() -> int:
     lengths = [len(prompt) for prompt in prompts]
     tell(f"{len(prompts)} prompts of {min(lengths)} to {max(lengths)} tokens; transformers generates {args.tokens} tokens each")
     expected = expected_outputs(path, prompts, args.tokens)
-    source = open_model(args.model)
-    model = load_model(source, TorchKernels())
+    source, kernels = open_model(args.model), TorchKernels()
+    loaded = LoadedModel(load_model(source, kernels), source.info, source, kernels)
     results = {}
     for mode in MODES:
-        result = results[mode.label] = run_mode(mode, model, source.info, prompts, expected)
+        result = results[mode.label] = run_mode(mode, loaded, prompts, expected)
         differences = result.differences
         tell(
             f"{mode.label}: {len(differences.mismatches)} mismatches, {len(differences.near_ties)} near ties, "
             f"{result.cached_tokens} cached tokens, {result.steps} steps in {result.seconds:.1f} s"
         )
-    num_drawn = drawn_differences(model, source.info, prompts, args.tokens)
+    num_drawn = drawn_differences(loaded, prompts, args.tokens)
     tell(f"drawn with a seed each: {num_drawn} outputs differ with speculation")
     architectures = {name: check_architecture(name, tell) for name in args.architectures}
     is_same = all(shape.is_same for shapes in architectures.values() for shape in shapes)

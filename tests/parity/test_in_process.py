@@ -2,7 +2,9 @@
 
 import pytest
 
+from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.models.deterministic import DeterministicLM, deterministic_config, next_tokens
+from services.worker.drafter import LoadedModel
 from tessera.values.model import ModelInfo
 from tests.parity.mode import MODES, Mode
 
@@ -21,7 +23,7 @@ def expected(prompt: list[int], count: int) -> list[int]:
 def test_outputs_and_cached_tokens(mode: Mode) -> None:
     model = DeterministicLM(deterministic_config(VOCAB, 256))
     info = ModelInfo("m", "Deterministic", VOCAB, 256, (), None, "t", "w")
-    system = mode.system(model, info)
+    system = mode.system(LoadedModel(model, info, None, TorchKernels()))
     counts = [20, 3, 1, 17]
     for _ in range(2):
         assert system.generate(PROMPTS, counts) == [expected(*each) for each in zip(PROMPTS, counts, strict=True)]

@@ -78,7 +78,7 @@ def tiny_configs() -> dict[str, list[PreTrainedConfig]]:
     """Architecture -> shapes that between them use all that we support of it."""
     return {
         "Glm4MoeForCausalLM": [
-            Glm4MoeConfig(**_GLM4, use_qk_norm=True, attention_bias=True, n_group=1, topk_group=1),
+            Glm4MoeConfig(**_GLM4, use_qk_norm=True, attention_bias=True, n_group=1, topk_group=1, num_nextn_predict_layers=1),
             Glm4MoeConfig(**_GLM4, partial_rotary_factor=0.25, n_group=4, topk_group=1, norm_topk_prob=False),
         ],
         "GptOssForCausalLM": [
@@ -92,7 +92,9 @@ def tiny_configs() -> dict[str, list[PreTrainedConfig]]:
         "MixtralForCausalLM": [MixtralConfig(**_SHAPE, num_local_experts=5, num_experts_per_tok=2)],
         "Qwen3ForCausalLM": [Qwen3Config(**_SHAPE, head_dim=16), Qwen3Config(**_SHAPE, head_dim=32, attention_bias=True)],
         "DeepseekV3ForCausalLM": [
-            DeepseekV3Config(**_LATENT, q_lora_rank=24, n_group=4, topk_group=2, rope_parameters=_DEEPSEEK),
+            DeepseekV3Config(
+                **_LATENT, q_lora_rank=24, n_group=4, topk_group=2, rope_parameters=_DEEPSEEK, num_nextn_predict_layers=1
+            ),
             DeepseekV3Config(
                 **_LATENT,
                 q_lora_rank=None,

@@ -14,11 +14,13 @@ from model_worker.kernels.row_tiles import NotInvariant
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_pool import KVPoolTooSmall
 from model_worker.models.registry import build_model
+from model_worker.weights.errors import ModelUnsupported
 from model_worker.weights.hugging_face_config import HuggingFaceConfig
 from services.worker.config import SpeculationConfig, WorkerConfig
 from services.worker.loading import load_engine
 from tessera.values.config import ConfigError
 from tessera.values.known_models import ModelNotFound
+from tests.parity.mtp_reference import MtpReference, save_layers
 from tests.parity.tiny_models import save_random, tiny_configs
 
 CONFIG = WorkerConfig(model="deterministic", kv_cache_bytes=1 << 16, threads=1)
@@ -52,7 +54,7 @@ def test_numbers_that_cannot_work_are_refused(changes: dict[str, Any], message: 
     ("given", "message"),
     [
         ({"num_speculative_tokens": -1}, "num_speculative_tokens must be at least 0, got -1"),
-        ({"proposer": "oracle"}, "proposer must be one of ngram, got 'oracle'"),
+        ({"proposer": "oracle"}, "proposer must be one of ngram, mtp, got 'oracle'"),
         ({"ngram_min": 0}, "ngram_min must be at least 1, got 0"),
         ({"ngram_min": 3, "ngram_max": 2}, r"ngram_max \(2\) must be at least ngram_min \(3\)"),
     ],
@@ -88,6 +90,24 @@ def test_the_pool_follows_from_what_the_architecture_keeps(tmp_path: Path) -> No
     geometry = load_engine(config).description.geometry
     assert (geometry.bytes_per_token, geometry.kv_format) == (3 * 32 * 4, "torch/f32/latent")
     assert (geometry.num_blocks, geometry.num_host_blocks) == (100_000 // (16 * 384), 50_000 // (16 * 384))
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_the_pool_has_room_for_what_the_model_s_own_layers_keep_for_drafts(tmp_path: Path, batch_invariant: bool) -> None:
+    config = tiny_configs()["Glm4MoeForCausalLM"][0]
+    save_layers([MtpReference(save_random(config, tmp_path))], tmp_path)
+    speculation = SpeculationConfig(num_speculative_tokens=2, proposer="mtp")
+    engine = load_engine(replace(CONFIG, model=str(tmp_path), speculation=speculation, batch_invariant=batch_invariant))
+    assert engine.description.geometry.bytes_per_token == (3 + 1) * 2 * 2 * 16 * 4
+    assert engine.description.geometry.kv_format == "torch/f32+drafts:torch/f32/1x2x16"
+    assert not engine._kv.paired.block(engine._kv.null_block).any(), "trying out leaves no trace"
+
+
+@pytest.mark.parametrize("model", ["deterministic", "SmolLM2-135M-Instruct"])
+def test_a_model_without_layers_for_it_cannot_draft_with_them(model: str) -> None:
+    config = replace(CONFIG, model=model, kv_cache_bytes=1 << 20, speculation=SpeculationConfig(1, "mtp"))
+    with pytest.raises(ModelUnsupported, match=f"{model} .*: use"):
+        load_engine(config)
 
 
 def test_a_likeness_has_the_tokenizer_of_the_model_it_stands_for() -> None:

@@ -8,6 +8,7 @@ from fake_worker import LIMITS, MODEL, FakeWorker
 
 from model_worker.engine import Engine
 from model_worker.kv_pool import KVPool
+from model_worker.kv_shape import KVShape
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.deterministic import FIRST_LOGIT, SECOND_LOGIT, DeterministicLM, deterministic_config, next_tokens
 from model_worker.sample_rows import SampleRows
@@ -32,7 +33,7 @@ class KnowingProposer:
         self._rng = Random(seed)
         self._right = right
 
-    def propose(self, slots: np.ndarray, rooms: np.ndarray, table: SlotTable) -> Drafts:
+    def propose(self, slots: np.ndarray, rooms: np.ndarray, table: SlotTable, sampling: SamplingTable) -> Drafts:
         rng, drafts = self._rng, Drafts(np.zeros(len(slots), np.int64), np.full((len(slots), int(rooms.max())), -1, np.int32))
         for row, (slot, room) in enumerate(zip(slots.tolist(), rooms.tolist(), strict=True)):
             ids = table.token_ids[slot, : table.num_ids[slot]].tolist()
@@ -63,8 +64,8 @@ class EngineWorker(FakeWorker):
         """A new boot: everything it held is gone."""
         super().restart()
         model = self.build_model()
-        shape = model.config
-        kv = KVPool(shape.num_layers, self.geometry.num_blocks, self.geometry.block_size, shape.num_kv_heads, shape.head_dim)
+        geometry = self.geometry
+        kv = KVPool.of_shape(model.config.kv_shape, geometry.num_blocks, geometry.block_size, paired=self.paired_shape(model))
         self.geometry = KVGeometry(
             kv.num_blocks, kv.block_size, kv.bytes_per_token, kv.geometry.kv_format, self.geometry.num_host_blocks
         )
@@ -75,6 +76,10 @@ class EngineWorker(FakeWorker):
     def build_model(self) -> CausalLM:
         """What a new boot loads."""
         return DeterministicLM(deterministic_config(self.model.vocab_size, self.model.max_model_len))
+
+    def paired_shape(self, model: CausalLM) -> KVShape | None:
+        """What whoever drafts keeps of a position."""
+        return None
 
     def build_engine(self, model: CausalLM, kv: KVPool) -> Engine:
         """The engine of a new boot."""

@@ -1,0 +1,77 @@
+"""Whoever drafts, under the real scheduler and engine: lives mix policies, forks, prefix hits, chunks, both ways of preemption, new leaders and
+workers that start again. Every request has the tokens that it has alone and without drafts, and every set of logits the same bits.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from remembering_life import SHAPE, LlamaLife, LlamaWorker, Memory, randomized
+
+from model_worker.kernels.interface import Kernels
+from model_worker.kernels.invariant_backend import InvariantKernels, ask_mkl_for_invariance
+from model_worker.models.causal_lm import CausalLM
+from model_worker.models.experts_config import ExpertsConfig
+from model_worker.models.mtp_head import MtpHead
+from model_worker.speculation.draft_draws import DraftDraws
+from model_worker.speculation.draft_head import DraftHead
+from services.worker.drafter import Drafter, head_drafter
+
+GLM = replace(
+    SHAPE,
+    architecture="Glm4MoeForCausalLM",
+    rotary_dim=8,
+    qk_norm=True,
+    num_mtp_layers=2,
+    experts=ExpertsConfig(4, 2, 16, frozenset((1,)), True, num_shared=1),
+)
+LIVES = 3
+
+ask_mkl_for_invariance()  # before the first test multiplies
+
+
+def of_head(head: DraftHead) -> Drafter:
+    randomized(head.slots(), 12)
+    return head_drafter(head, 6, DraftDraws(()))
+
+
+def mtp(model: CausalLM, kernels: Kernels) -> Drafter:
+    return of_head(MtpHead(GLM, kernels, model, ()))
+
+
+class MtpWorker(LlamaWorker):
+    shape = GLM
+    make_drafter = staticmethod(mtp)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+@pytest.mark.parametrize("worker", [MtpWorker])
+def test_every_request_has_the_tokens_it_has_alone_whoever_drafts(worker: type[LlamaWorker], mode: str) -> None:
+    memory, kernels, seen = Memory(), InvariantKernels(), Counter[str]()
+    life_class = type("OneLife", (LlamaLife,), {"base": worker})
+    for seed in range(LIVES):
+        life = life_class(seed, mode, kernels, memory, num_drafts=1 + seed)
+        try:
+            life.live()
+            life.check()
+        except BaseException as error:
+            error.add_note(f"seed {seed}, mode {mode}")
+            raise
+        stats = life.rig.scheduler.spec_stats
+        seen += Counter(drafts=stats.num_drafts, accepted=stats.num_accepted, restarts=life.restarts)
+        seen["preemptions"] += life.rig.scheduler.load().num_preemptions
+        seen["swaps"] += sum(len(batch.swap_ins) for batch in life.rig.batches)
+        seen["hits"] += sum(life.rig.sequence(number).num_cached_tokens > 0 for number in life.prompts)
+    print(seen)
+    assert memory.contradictions == 0
+    assert seen["drafts"] > 100 and min(seen["accepted"], seen["preemptions"], seen["hits"]) > 0, seen
+    assert (seen["swaps"] > 0) == (mode == "swap")
