@@ -17,6 +17,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PROTOS := $(shell find protos -name '*.proto')
 
+# The files of the tests are dealt out to JOBS processes. Threads that wait do not spin: they would take the cores from the others.
+JOBS ?= auto
+PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
 # $(call stage,TITLE,COMMAND): one line per stage with its seconds; what COMMAND prints is shown only when it fails.
 stage = printf '  %-44s' '$(1)'; start=$$SECONDS; log=$$(mktemp); if { $(2); } >$$log 2>&1; then echo "ok  $$((SECONDS - start)) s"; \
 	rm -f $$log; else echo failed; tail -n 60 $$log; echo "(whole output: $$log)"; exit 1; fi
@@ -27,7 +31,7 @@ help: ## List the targets
 	@echo
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-18s %s\n", $$1, $$2}'
 	@echo
-	@echo 'Variables: PYTHON, VENV, TORCH (see the top of the Makefile), ARGS (options for `tessera up`, pytest or the chaos run), ONCE=1, QUICK=1.'
+	@echo 'Variables: PYTHON, VENV, TORCH (see the top of the Makefile), JOBS (processes that run tests), ARGS (options for `tessera up`, pytest or the chaos run), ONCE=1, QUICK=1.'
 
 .PHONY: run
 run: setup ## Start everything on this machine, ask the model a question, serve until Ctrl-C (ONCE=1: end after the answer)
@@ -35,11 +39,11 @@ run: setup ## Start everything on this machine, ask the model a question, serve 
 
 .PHONY: test
 test: setup ## Run all tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that take seconds
-	@$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+	@$(PYTEST) -m 'not slow' $(ARGS)
 
 .PHONY: setup
 setup: $(VENV)/.installed ## Create VENV and install everything (again only when a pyproject.toml changed)
