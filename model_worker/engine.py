@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from model_worker.batch_check import check_batch
-from model_worker.host_pool import HostPool
 from model_worker.input_batch import Rows, build_batch, build_dummy_batch
+from model_worker.kv_blocks import KVBlocks, LocalBlocks, Moves
 from model_worker.kv_pool import KVPool
 from model_worker.logprobs import NO_IDS, logprobs_of
 from model_worker.models.causal_lm import CausalLM, TappedLM
@@ -67,16 +67,23 @@ class BlockContent:
 
 
 class Engine:
-    """Not thread-safe: one thread executes, and reports only between two batches. Owns the model's KV pool, and makes the host pool
-    that `description` names."""
+    """Not thread-safe: one thread executes, and reports only between two batches. Owns the model's KV pool, and `blocks`; without these it
+    makes the host pool that `description` names."""
 
-    def __init__(self, model: CausalLM, kv: KVPool, description: WorkerDescription, proposer: Proposer | None = None) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        kv: KVPool,
+        description: WorkerDescription,
+        proposer: Proposer | None = None,
+        blocks: KVBlocks | None = None,
+    ) -> None:
         assert proposer is not None or not description.limits.num_speculative_tokens, "nobody to make the drafts"
         self.description = description
         self.last_step = 0  # highest step executed
         self._model = model
         self._kv = kv
-        self._host = HostPool(kv, description.geometry.num_host_blocks)
+        self._blocks = blocks or LocalBlocks(kv, description.geometry.num_host_blocks)
         self._proposer = proposer
         self._follower = proposer if isinstance(proposer, Follower) else None
         self._sampler = Sampler(description.model.eos_token_ids, torch.get_num_threads())
@@ -128,11 +135,9 @@ class Engine:
 
     def read_blocks(self, block_ids: Sequence[int], *, is_host: bool = False) -> list[BlockContent]:
         """Blocks of the pool (or of the host pool) as they are now, as copies. Call it between two batches."""
-        if is_host:
-            return [BlockContent(block_id, 0, self._host.block(block_id)) for block_id in block_ids]
-        return [
-            BlockContent(block_id, int(self._last_write_step[block_id]), self._kv.block(block_id)) for block_id in block_ids
-        ]
+        contents = self._blocks.read(block_ids, is_host=is_host)
+        steps = [0 if is_host else int(self._last_write_step[block_id]) for block_id in block_ids]
+        return [BlockContent(*each) for each in zip(block_ids, steps, contents, strict=True)]
 
     def _apply(self, batch: ScheduledBatch) -> None:
         """All of a batch but its computing."""
@@ -149,15 +154,12 @@ class Engine:
 
     def _move(self, batch: ScheduledBatch) -> None:
         """Swap outs, copies, swap ins, zero."""
+        self._blocks.move(Moves.of(batch))
         for swap in batch.swap_outs:
-            self._host.swap_out(swap.pairs)
             self._slots.swap(swap.slot, swap.block_table, is_out=True)
-        self._kv.copy_blocks(batch.copies)
         for swap in batch.swap_ins:
-            self._host.swap_in(swap.pairs)
             self._slots.swap(swap.slot, swap.block_table, is_out=False)
             self._last_write_step[swap.pairs[:, 1]] = batch.step_id
-        self._kv.zero_blocks(batch.zero_blocks)
         self._last_write_step[batch.copies[:, 1]] = batch.step_id
         self._last_write_step[batch.zero_blocks] = batch.step_id
 
@@ -170,7 +172,7 @@ class Engine:
             _log.warning("step %d, a dummy run, failed: %s", batch.step_id, _text(error), exc_info=error)
             return tuple(RowError(row, _text(error)) for row in range(batch.num_rows))
         finally:
-            self._kv.zero_blocks(np.array([self._kv.null_block]))
+            self._blocks.move(Moves(zero_blocks=np.array([self._kv.null_block])))
         return ()
 
     def _run(self, batch: ScheduledBatch) -> RowResults:
