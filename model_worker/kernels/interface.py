@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from model_worker.batch import Batch
+from model_worker.group import ALONE, Group
 from model_worker.kv_pool import KVPool
 from model_worker.models.experts_config import ExpertsConfig
 
@@ -75,7 +76,10 @@ class ClampedExperts:
 
 
 class Kernels(ABC):
-    """One backend."""
+    """One backend. `group`: the ranks that hold the model together; layers hold their share of the weights and exchange what it gives."""
+
+    def __init__(self, group: Group = ALONE) -> None:
+        self.group = group
 
     @abstractmethod
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -119,7 +123,8 @@ class Kernels(ABC):
     @abstractmethod
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         """The sum over k of `weights[t, k] * (down[e] @ silu_and_mul(gate_up[e] @ x[t]))` with e = `ids[t, k]`: x `[T, hidden]`, ids
-        int64 and weights `[T, num_chosen]`, gate_up `[num_experts, 2 * n, hidden]`, down `[num_experts, hidden, n]`."""
+        int64 and weights `[T, num_chosen]`, gate_up `[num_experts, 2 * n, hidden]`, down `[num_experts, hidden, n]`. Ids outside `[0,
+        num_experts)` are experts of other ranks and add nothing."""
 
     @abstractmethod
     def clamped_experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: ClampedExperts) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from model_worker.batch import Batch
+from model_worker.group import ALONE, Group
 from model_worker.kernels.attention_tiles import AttentionTiles, find_attention_tiles
 from model_worker.kernels.interface import PagedAttention, SparseAttention, WindowedAttention
 from model_worker.kernels.invariant_attention import InvariantPagedAttention
@@ -30,7 +31,8 @@ class InvariantKernels(TorchKernels):
     """Finds the tiles of a weight's shape, and of a head's, when it first meets them: then any operation may raise NotInvariant, a
     ConfigError."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: Group = ALONE) -> None:
+        super().__init__(group)
         self._row_tiles: dict[tuple[int, ...], RowTiles] = {}
         self._attention_tiles: dict[tuple[int, int], AttentionTiles] = {}
 

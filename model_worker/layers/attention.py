@@ -4,26 +4,29 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.interface import Kernels, PagedAttention
-from model_worker.layers.linear import Linear
+from model_worker.layers.linear import Linear, RowLinear
 from model_worker.layers.rms_norm import RMSNorm
 from model_worker.layers.rotary import rotate
+from model_worker.layers.share import head_share, kv_head_share
 from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.model_config import ModelConfig
 
 
 class Attention:
     """Query, key and value projections as one product, rotation, attention over the context, output projection. With `config.qk_norm`
-    each query and key head is normalised before its rotation. `output_bias`: whether the output projection has one."""
+    each query and key head is normalised before its rotation. `output_bias`: whether the output projection has one. Each rank has some of
+    the query heads and the KV heads that they read. Raises HeadsDoNotDivide."""
 
     def __init__(self, config: ModelConfig, kernels: Kernels, output_bias: bool) -> None:
         self._kernels = kernels
-        self._num_heads = config.num_heads
-        self._num_kv_heads = config.num_kv_heads
+        heads, kv_heads = head_share(config.num_heads, kernels.group), kv_head_share(config.num_kv_heads, kernels.group)
+        self._num_heads = heads.size
+        self._num_kv_heads = kv_heads.size
         self._head_dim = config.head_dim
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        outputs = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        q_rows, kv_rows = heads.times(config.head_dim), kv_heads.times(config.head_dim)
+        outputs = {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows}
         self._qkv_proj = Linear(kernels, config.hidden_size, outputs, config.attention_bias)
-        self._o_proj = Linear(kernels, q_size, {"o_proj": config.hidden_size}, output_bias)
+        self._o_proj = RowLinear(kernels, q_rows, "o_proj", config.hidden_size, output_bias)
         norms = ("q_norm", "k_norm") if config.qk_norm else ()
         self._norms = {name: RMSNorm(kernels, config.head_dim, config.rms_norm_eps) for name in norms}
 

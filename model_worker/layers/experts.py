@@ -7,6 +7,7 @@ from model_worker.kernels.interface import Kernels
 from model_worker.layers.decoder import FeedForward
 from model_worker.layers.mlp import MLP
 from model_worker.layers.router import Router, SigmoidRouter, SoftmaxRouter
+from model_worker.layers.share import Share
 from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.experts_config import ExpertsConfig
 from model_worker.models.model_config import ModelConfig
@@ -26,7 +27,8 @@ def dense_or_experts(
 
 
 class Experts:
-    """The weighted sum of the chosen experts, each an MLP, and of those that all tokens share. `names`: see LLAMA_NAMES."""
+    """The weighted sum of the chosen experts, each an MLP, and of those that all tokens share. `names`: see LLAMA_NAMES. Each rank has some of the
+    experts, and a share of each shared one; all choose alike."""
 
     def __init__(
         self,
@@ -39,7 +41,8 @@ class Experts:
         self._kernels = kernels
         self._router = router
         self._names = names
-        size, count = config.intermediate_size, config.num_experts
+        self._share = Share.of_rank(config.num_experts, kernels.group)
+        size, count = config.intermediate_size, self._share.size
         # Stored [in, out] as in Linear; both read as the usual [out, in], gate above up.
         self._gate_up = torch.empty(count, hidden_size, 2 * size).transpose(1, 2)
         self._down = torch.empty(count, size, hidden_size).transpose(1, 2)
@@ -48,16 +51,17 @@ class Experts:
     def __call__(self, x: Tensor) -> Tensor:
         """`x` and the result are `[T, hidden_size]`."""
         ids, weights = self._router(x)
-        output = self._kernels.experts(x, ids, weights, self._gate_up, self._down)
-        return output if self._shared is None else output + self._shared(x)
+        output = self._kernels.experts(x, ids - self._share.start, weights, self._gate_up, self._down)
+        return self._kernels.group.all_reduce(output if self._shared is None else output + self._shared.partial(x))
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes, expert by expert."""
         slots = self._router.slots(prefix)
         gate, up, down = self._names
-        for expert, (gate_up_weight, down_weight) in enumerate(zip(self._gate_up, self._down, strict=True)):
-            gate_weight, up_weight = gate_up_weight.chunk(2)
-            name = f"{prefix}.experts.{expert}"
-            for kind, weight in ((gate, gate_weight), (up, up_weight), (down, down_weight)):
-                slots[f"{name}.{kind}.weight"] = WeightSlot(weight)
+        gate_weights, up_weights = self._gate_up.chunk(2, dim=1)
+        for expert in range(self._share.whole):
+            at = expert - self._share.start
+            for kind, weight in ((gate, gate_weights), (up, up_weights), (down, self._down)):
+                view = weight[at] if 0 <= at < self._share.size else weight.new_empty(0, weight.shape[2])
+                slots[f"{prefix}.experts.{expert}.{kind}.weight"] = WeightSlot(view, whole_size=weight.shape[1])
         return slots if self._shared is None else slots | self._shared.slots(f"{prefix}.shared_experts")

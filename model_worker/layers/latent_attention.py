@@ -13,9 +13,10 @@ from torch import Tensor
 
 from model_worker.kernels.interface import Kernels, PagedAttention, SparseAttention
 from model_worker.layers.indexer import Indexer
-from model_worker.layers.linear import Linear
+from model_worker.layers.linear import Linear, RowLinear
 from model_worker.layers.rms_norm import RMSNorm
 from model_worker.layers.rotary import rotate
+from model_worker.layers.share import Share, head_share
 from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.latent_config import LatentConfig
 from model_worker.models.model_config import ModelConfig
@@ -25,16 +26,16 @@ NORM_EPS = 1e-6
 
 
 class _Queries:
-    """`[T, hidden_size]` to `[T, num_heads * head_dim]`; where `q_lora_rank` is given in two steps, with a norm between them."""
+    """`[T, hidden_size]` to `[T, heads * head_dim]`, the heads being this rank's; where `q_lora_rank` is given in two steps, with a norm between them."""
 
-    def __init__(self, config: ModelConfig, kernels: Kernels, latent: LatentConfig) -> None:
-        size = config.num_heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+    def __init__(self, config: ModelConfig, kernels: Kernels, latent: LatentConfig, heads: Share) -> None:
+        rows = heads.times(latent.qk_nope_head_dim + latent.qk_rope_head_dim)
         if latent.q_lora_rank is None:
-            self._last, self._down = Linear(kernels, config.hidden_size, {"q_proj": size}), None
+            self._last, self._down = Linear(kernels, config.hidden_size, {"q_proj": rows}), None
         else:
             self._down = Linear(kernels, config.hidden_size, {"q_a_proj": latent.q_lora_rank}, config.attention_bias)
             self._norm = RMSNorm(kernels, latent.q_lora_rank, NORM_EPS)
-            self._last = Linear(kernels, latent.q_lora_rank, {"q_b_proj": size})
+            self._last = Linear(kernels, latent.q_lora_rank, {"q_b_proj": rows})
 
     def compressed(self, x: Tensor) -> Tensor:
         """The first step: `[T, q_lora_rank]`, or `x` itself."""
@@ -50,15 +51,17 @@ class _Queries:
 
 
 class LatentAttention:
-    """See above. The pool has one plane (`ModelConfig.kv_shape`). Scores are scaled by the size of a whole head, and by YaRN's factor."""
+    """See above. The pool has one plane (`ModelConfig.kv_shape`). Scores are scaled by the size of a whole head, and by YaRN's factor. Each rank
+    has some of the heads, and all that the pool keeps. Raises HeadsDoNotDivide."""
 
     def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
         latent = config.latent
         assert latent is not None
         self._kernels = kernels
         self._latent = latent
-        self._num_heads = config.num_heads
-        self._queries = _Queries(config, kernels, latent)
+        heads = head_share(config.num_heads, kernels.group)
+        self._num_heads = heads.size
+        self._queries = _Queries(config, kernels, latent, heads)
         self._indexer = None
         if latent.indexer is not None:
             assert latent.q_lora_rank is not None
@@ -66,10 +69,9 @@ class LatentAttention:
         self._kv_a = Linear(kernels, config.hidden_size, {"kv_a_proj_with_mqa": latent.kept}, config.attention_bias)
         self._kv_norm = RMSNorm(kernels, latent.kv_lora_rank, NORM_EPS)
         # Per head: rows that make the key's part without a position, above rows that make the value.
-        self._kv_b = torch.empty(config.num_heads, latent.qk_nope_head_dim + latent.v_head_dim, latent.kv_lora_rank)
-        self._o_proj = Linear(
-            kernels, config.num_heads * latent.v_head_dim, {"o_proj": config.hidden_size}, config.attention_bias
-        )
+        self._kv_b = torch.empty(heads.size, latent.qk_nope_head_dim + latent.v_head_dim, latent.kv_lora_rank)
+        self._kv_b_rows = heads.times(self._kv_b.shape[1])
+        self._o_proj = RowLinear(kernels, heads.times(latent.v_head_dim), "o_proj", config.hidden_size, config.attention_bias)
         scale = (latent.qk_nope_head_dim + latent.qk_rope_head_dim) ** -0.5 * getattr(config.rope_scaling, "score_factor", 1.0)
         self._query_scale = scale * math.sqrt(latent.kept)  # the kernel scales by the size of what the pool keeps
 
@@ -111,6 +113,6 @@ class LatentAttention:
             self._queries.slots(prefix)
             | self._kv_a.slots(prefix)
             | self._kv_norm.slots(f"{prefix}.kv_a_layernorm")
-            | {f"{prefix}.kv_b_proj.weight": WeightSlot(self._kv_b.flatten(0, 1))}
+            | {f"{prefix}.kv_b_proj.weight": self._kv_b_rows.slot(self._kv_b.flatten(0, 1))}
             | self._o_proj.slots(prefix)
         )

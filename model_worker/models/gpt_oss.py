@@ -9,6 +9,7 @@ from model_worker.kv_pool import KVPool
 from model_worker.layers.attention import Attention
 from model_worker.layers.decoder import Decoder, DecoderLayer
 from model_worker.layers.router import SoftmaxRouter
+from model_worker.layers.share import Share, head_share
 from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.model_config import ModelConfig
 
@@ -18,7 +19,8 @@ class GptOssAttention(Attention):
 
     def __init__(self, config: ModelConfig, kernels: Kernels, window: int | None) -> None:
         super().__init__(config, kernels, config.attention_bias)
-        self._sinks = torch.empty(config.num_heads)
+        self._sink_share = head_share(config.num_heads, kernels.group)
+        self._sinks = torch.empty(self._sink_share.size)
         self._window = window
 
     def _attend(self, attention: PagedAttention, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -26,18 +28,20 @@ class GptOssAttention(Attention):
         return attention.attend_window(layer, query, self._sinks, self._window)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
-        return super().slots(prefix) | {f"{prefix}.sinks": WeightSlot(self._sinks)}
+        return super().slots(prefix) | {f"{prefix}.sinks": self._sink_share.slot(self._sinks)}
 
 
 class GptOssExperts:
-    """The weighted sum of the chosen experts. Checkpoints hold all experts of a layer in one tensor, rows being inputs."""
+    """The weighted sum of the chosen experts, of which each rank has some. Checkpoints hold all experts of a layer in one tensor, rows being
+    inputs."""
 
     def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
         experts = config.experts
         assert experts is not None and experts.swiglu is not None
         self._kernels = kernels
         self._router = SoftmaxRouter(kernels, config.hidden_size, experts, name="router", bias=True)
-        count, size = experts.num_experts, experts.intermediate_size
+        self._share = Share.of_rank(experts.num_experts, kernels.group)
+        count, size = self._share.size, experts.intermediate_size
         self._experts = ClampedExperts(
             gate_up=torch.empty(count, config.hidden_size, 2 * size).transpose(1, 2),
             gate_up_bias=torch.empty(count, 2 * size),
@@ -49,15 +53,16 @@ class GptOssExperts:
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` and the result are `[T, hidden_size]`."""
-        return self._kernels.clamped_experts(x, *self._router(x), self._experts)
+        ids, weights = self._router(x)
+        return self._kernels.group.all_reduce(self._kernels.clamped_experts(x, ids - self._share.start, weights, self._experts))
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes."""
         return self._router.slots(prefix) | {
-            f"{prefix}.experts.gate_up_proj": WeightSlot(self._experts.gate_up.transpose(1, 2)),
-            f"{prefix}.experts.gate_up_proj_bias": WeightSlot(self._experts.gate_up_bias),
-            f"{prefix}.experts.down_proj": WeightSlot(self._experts.down.transpose(1, 2)),
-            f"{prefix}.experts.down_proj_bias": WeightSlot(self._experts.down_bias),
+            f"{prefix}.experts.gate_up_proj": self._share.slot(self._experts.gate_up.transpose(1, 2)),
+            f"{prefix}.experts.gate_up_proj_bias": self._share.slot(self._experts.gate_up_bias),
+            f"{prefix}.experts.down_proj": self._share.slot(self._experts.down.transpose(1, 2)),
+            f"{prefix}.experts.down_proj_bias": self._share.slot(self._experts.down_bias),
         }
 
 

@@ -1,9 +1,11 @@
 """What a model's shape is, whatever file it came from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from model_worker.group import Group
 from model_worker.kv_shape import KVShape
 from model_worker.layers.rope_scaling import RopeScaling
+from model_worker.layers.share import kv_head_share
 from model_worker.models.experts_config import ExpertsConfig
 from model_worker.models.latent_config import LatentConfig
 
@@ -41,3 +43,9 @@ class ModelConfig:
             index_dim = self.latent.indexer.head_dim if self.latent.indexer else 0
             return KVShape(self.num_layers, num_kv_heads=1, head_dim=self.latent.kept + index_dim, num_planes=1)
         return KVShape(self.num_layers, self.num_kv_heads, self.head_dim)
+
+    def kv_shape_of(self, group: Group) -> KVShape:
+        """What one of several ranks keeps: the KV heads that its query heads read, or all of a latent. Raises HeadsDoNotDivide."""
+        if self.latent is not None:
+            return self.kv_shape
+        return replace(self.kv_shape, num_kv_heads=kv_head_share(self.num_kv_heads, group).size)

@@ -1,0 +1,77 @@
+"""A group of ranks on one machine's CPUs, joined by torch.distributed's gloo."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+
+from model_worker.group import GroupBroken
+
+LOOPBACK = "127.0.0.1"
+
+TIMEOUT_S = 120.0
+"""How long a call waits for the other ranks. They compute the same at the same time, so only a rank that hangs takes so long; one that died is
+noticed at once."""
+
+
+class GlooGroup:
+    """See `Group`. `store` is where the ranks find each other. Not thread-safe, and no state beside it: several may live in one process."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._store = store
+        self._process_group: Any = None  # torch publishes no annotations for its methods
+
+    def join(self, generation: int) -> None:
+        """Meet the others anew, who join the same generation (from 0, each higher than those before); returns when all are there. Raises
+        GroupBroken."""
+        self.leave()
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # as torch.distributed makes them
+        options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        options._timeout = timedelta(seconds=TIMEOUT_S)
+        try:
+            store = PrefixStore(f"generation {generation}", self._store)
+            self._process_group = ProcessGroupGloo(store, self.rank, self.size, options)
+        except RuntimeError as error:
+            raise GroupBroken(f"rank {self.rank} cannot join the others: {error}") from error
+
+    def leave(self) -> None:
+        """Go, so that whoever waits for this rank stops waiting. A no-op for one that has not joined."""
+        group, self._process_group = self._process_group, None
+        if group is not None:
+            group.abort()
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Adds in the order of the ranks, so that an element's bits do not depend on its neighbours in `x`: gloo's own sum begins at another
+        rank for each part of `x`, which does not matter to a sum of two."""
+        if self.size > 2:
+            parts = self.all_gather(x)
+            for part in parts[1:]:
+                parts[0] += part
+            return parts[0]
+        x = x.contiguous()
+        self._wait(lambda group: group.allreduce([x]))
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        gathered = x.new_empty(self.size, *x.shape)
+        self._wait(lambda group: group.allgather([list(gathered)], [x]))
+        return gathered
+
+    def gather(self, x: Tensor) -> Tensor | None:
+        x = x.contiguous()
+        gathered = x.new_empty(self.size, *x.shape) if self.rank == 0 else None
+        self._wait(lambda group: group.gather([] if gathered is None else list(gathered), x, 0))
+        return gathered
+
+    def _wait(self, begin: Callable[[Any], Any]) -> None:
+        if self._process_group is None:
+            raise GroupBroken(f"rank {self.rank} has left its group")
+        try:
+            begin(self._process_group).wait()
+        except RuntimeError as error:
+            raise GroupBroken(f"rank {self.rank} waits for others in vain: {error}") from error
