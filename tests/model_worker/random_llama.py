@@ -33,13 +33,13 @@ def config(**changes: Any) -> ModelConfig:
 
 
 def build(shape: ModelConfig, kernels: Kernels) -> CausalLM:
-    """The model of this shape; its weights depend on the shape alone."""
+    """The model of this shape, or the part of it that is its rank's; its weights depend on the shape alone."""
     model = build_model(shape, kernels)
     generator = torch.Generator().manual_seed(11)
     for name, slot in sorted(model.slots().items()):
         values = torch.empty(slot.shape)
         values.uniform_(0.5, 1.5, generator=generator) if "norm" in name else values.normal_(0.0, 0.15, generator=generator)
-        slot.view.copy_(values)
+        slot.view.copy_(values.narrow(slot.dim, slot.start, slot.stop - slot.start))
     return model
 
 

@@ -15,6 +15,7 @@ from tests.parity.checked_model import CheckedModel
 from tests.parity.compare import Differences, compare
 from tests.parity.mode import MTP_MODES, Mode
 from tests.parity.mtp_reference import MtpReference, save_layers
+from tests.parity.rank_threads import RankThreads
 from tests.parity.reference import Reference
 from tests.parity.tiny_models import VOCAB_SIZE, save_random
 
@@ -63,22 +64,25 @@ def check_source(source: ModelSource, reference: Reference, modes: Sequence[Mode
     for prompt, outputs in zip(prompts, expected, strict=True):
         ids = prompt + outputs.token_ids[:-1]
         known |= {tuple(ids[: place + 1]): logits for place, logits in enumerate(reference.logits(ids))}
-    kernels = TorchKernels()
-    loaded = LoadedModel(load_model(source, kernels), source.info, source, kernels)
+    spread = {
+        size: RankThreads(size, lambda kernels: load_model(source, kernels)) for size in sorted({mode.ranks for mode in modes})
+    }
     found, difference = Differences(), 0.0
     drawn, num_accepted = [], 0
     for mode in modes:
-        system = mode.system(loaded, BLOCK_SIZE, NUM_BLOCKS)
-        checked = CheckedModel(loaded.model, known)
-        system.watch(checked)
-        differences = compare(prompts, expected, mode.generator(system, prompts))
+        with spread[mode.ranks].held(BLOCK_SIZE, NUM_BLOCKS) as held:
+            loaded = LoadedModel(held.model, source.info, source, TorchKernels())
+            system = mode.system(loaded, BLOCK_SIZE, NUM_BLOCKS, (held.kv, held.blocks) if mode.ranks > 1 else None)
+            checked = CheckedModel(held.model, known)
+            system.watch(checked)
+            differences = compare(prompts, expected, mode.generator(system, prompts))
+            if mode.num_drafts or not drawn:
+                drawn.append(system.generate(prompts, [OUTPUT_TOKENS] * len(prompts), temperature=0.8))
         assert mode.prefix_caching == (system.num_cached_tokens > 0), "prefixes are reused with caching on, and only then"
         assert checked.compared == known.keys(), "every position was computed on the context it should have"
         found.near_ties |= differences.near_ties
         found.mismatches |= differences.mismatches
         difference = max(difference, checked.difference)
-        if mode.num_drafts or not drawn:
-            drawn.append(system.generate(prompts, [OUTPUT_TOKENS] * len(prompts), temperature=0.8))
         num_accepted += system.spec_stats.num_accepted
     num_otherwise = sum(output != plain for outputs in drawn for output, plain in zip(outputs, drawn[0], strict=True))
     return ArchitectureResult(difference, found, num_otherwise, num_accepted)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from model_worker.engine import Engine
+from model_worker.kv_blocks import KVBlocks
 from model_worker.kv_pool import KVPool
 from model_worker.models.causal_lm import CausalLM
 from services.scheduler.core.admission import Admitted
@@ -32,14 +33,16 @@ class InProcess:
         block_size: int,
         num_blocks: int,
         drafter: Drafter | None = None,
+        held: tuple[KVPool, KVBlocks] | None = None,
     ) -> None:
+        """`held`: a pool that is there already, and the blocks in it (over several ranks)."""
         paired = drafter.kv_shape if drafter is not None else None
-        kv = KVPool.of_shape(model.config.kv_shape, num_blocks, block_size, paired=paired)
+        kv, blocks = held or (KVPool.of_shape(model.config.kv_shape, num_blocks, block_size, paired=paired), None)
         limits = WorkerLimits(
             config.max_num_seqs, config.max_num_batched_tokens, num_speculative_tokens=config.num_speculative_tokens
         )
         proposer = drafter.proposer(kv) if drafter is not None else None
-        self._engine = Engine(model, kv, WorkerDescription(new_instance_id(), info, kv.geometry, limits), proposer)
+        self._engine = Engine(model, kv, WorkerDescription(new_instance_id(), info, kv.geometry, limits), proposer, blocks)
         self._scheduler = Scheduler(config, Epoch(1, new_instance_id()))
         self._scheduler.attach_worker(WORKER, self._engine.report(1), 0)
         self._now_us = 0

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
+from model_worker.kv_blocks import KVBlocks
+from model_worker.kv_pool import KVPool
 from services.worker.config import SpeculationConfig
 from services.worker.drafter import LoadedModel, load_drafter
 from tessera.values.config import Config
@@ -15,13 +17,15 @@ BLOCK_SIZE, NUM_BLOCKS = 16, 700
 
 @dataclass(frozen=True)
 class Mode:
-    """One way of doing the same work; with `num_drafts` it speculates, with drafts of `proposer`."""
+    """One way of doing the same work; with `num_drafts` it speculates, with drafts of `proposer`; with more `ranks` than one each holds a part
+    of the model."""
 
     prefix_caching: bool
     chunked: bool
     alone: bool
     num_drafts: int = 0
     proposer: str = "ngram"
+    ranks: int = 1
 
     @property
     def label(self) -> str:
@@ -31,6 +35,7 @@ class Mode:
             "chunked" if self.chunked else "whole",
             "alone" if self.alone else "batch",
             *[self.proposer] * bool(self.num_drafts),
+            *[f"{self.ranks} ranks"] * (self.ranks > 1),
         )
         return "/".join(parts)
 
@@ -51,10 +56,16 @@ class Mode:
         """The worker's configuration for this mode. Prompt lookup is eager, so that many drafts are wrong."""
         return SpeculationConfig(self.num_drafts, self.proposer, ngram_min=1, ngram_max=3)
 
-    def system(self, loaded: LoadedModel, block_size: int = BLOCK_SIZE, num_blocks: int = NUM_BLOCKS) -> InProcess:
-        """A scheduler and an engine with a pool of its own."""
+    def system(
+        self,
+        loaded: LoadedModel,
+        block_size: int = BLOCK_SIZE,
+        num_blocks: int = NUM_BLOCKS,
+        held: tuple[KVPool, KVBlocks] | None = None,
+    ) -> InProcess:
+        """A scheduler and an engine with a pool of its own, or with the one `held` already."""
         drafter = load_drafter(self.speculation, self.config.max_num_seqs, loaded)
-        return InProcess(loaded.model, loaded.info, self.config, block_size, num_blocks, drafter)
+        return InProcess(loaded.model, loaded.info, self.config, block_size, num_blocks, drafter, held)
 
     def generator(self, system: InProcess, prompts: list[list[int]]) -> Callable[[list[list[int]], list[int]], list[list[int]]]:
         """`generate` for `compare`. With prefix caching every prompt is prefilled once before, so that all hit."""
@@ -72,3 +83,5 @@ PLAIN = tuple(Mode(*flags) for flags in product((False, True), repeat=3))
 SPECULATIVE = Mode(True, True, False, 4)
 MODES = (*PLAIN, SPECULATIVE, Mode(False, False, True, 4))
 MTP_MODES = (Mode(True, True, False, 3, "mtp"), Mode(False, False, True, 1, "mtp"))
+SPREAD = (Mode(False, False, False, ranks=2), Mode(True, True, False, 4, ranks=2), Mode(True, True, False, ranks=4))
+"""For the small models, beside MODES."""

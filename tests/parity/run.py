@@ -27,7 +27,7 @@ from services.worker.drafter import LoadedModel
 from tessera.values.known_models import locate
 from tests.parity.architectures import ArchitectureResult, check_shape
 from tests.parity.compare import Differences, compare
-from tests.parity.mode import MODES, PLAIN, SPECULATIVE, Mode
+from tests.parity.mode import MODES, PLAIN, SPECULATIVE, SPREAD, Mode
 from tests.parity.prompts import CHATS, TEXTS
 from tests.parity.reference import Expected, Reference
 from tests.parity.tiny_models import tiny_configs
@@ -125,7 +125,7 @@ def check_architecture(name: str, tell: Callable[[str], None]) -> Sequence[Archi
     results = []
     for config in tiny_configs()[name]:
         with tempfile.TemporaryDirectory() as directory:
-            results.append(check_shape(config, Path(directory), MODES))
+            results.append(check_shape(config, Path(directory), (*MODES, *SPREAD)))
     tell(f"{name}: " + ", ".join(f"{r.difference:.1e} ({len(r.differences.mismatches)} mismatches)" for r in results))
     return results
 

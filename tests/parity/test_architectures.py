@@ -8,7 +8,7 @@ import torch
 
 from model_worker.models.registry import ARCHITECTURES
 from tests.parity.architectures import check_shape
-from tests.parity.mode import SPECULATIVE, Mode
+from tests.parity.mode import SPECULATIVE, SPREAD, Mode
 from tests.parity.tiny_models import tiny_configs
 
 MODES = (Mode(False, False, False), Mode(prefix_caching=True, chunked=True, alone=False), SPECULATIVE)
@@ -25,7 +25,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize(("architecture", "shape"), CASES)
 def test_logits_and_tokens_of_every_architecture(architecture: str, shape: int, tmp_path: Path) -> None:
-    result = check_shape(tiny_configs()[architecture][shape], tmp_path, MODES)
+    configs = tiny_configs()[architecture]
+    spread = SPREAD[1:] if len(configs) == 1 else SPREAD[1 + shape :][:1]  # of each architecture over 2 and over 4 ranks
+    result = check_shape(configs[shape], tmp_path, (*MODES, *spread))
     assert result.is_same, result
 
 

@@ -1,0 +1,61 @@
+"""The other ranks, as rank 0 sees them."""
+
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+from model_worker.group import GroupBroken
+from model_worker.ranks.gloo_group import TIMEOUT_S, GlooGroup
+from model_worker.ranks.orders import Answer, Join, Order, receive, send
+
+
+class RankLost(BaseException):
+    """A rank is gone, or does not answer any more. The model cannot go on without its part, so the process must end: no Exception, which
+    whoever computes a row keeps from its neighbours."""
+
+
+class RankFailed(Exception):
+    """A pass failed on another rank, for a reason of its own."""
+
+
+class Crew:
+    """Ranks 1 and up, each at the other end of one of `lines`; `group` is rank 0's. Of one thread."""
+
+    def __init__(self, group: GlooGroup, lines: Sequence[Connection]) -> None:
+        assert group.rank == 0 and len(lines) == group.size - 1
+        self.group = group
+        self._lines = lines
+        self._generation = 0
+
+    def tell(self, order: Order) -> None:
+        """Give every rank the same order. Raises RankLost."""
+        for rank, line in enumerate(self._lines, 1):
+            try:
+                send(line, order)
+            except OSError as error:
+                raise self._lost(rank) from error
+
+    def answers(self) -> list[Answer]:
+        """Wait for what every rank says to the last order, by rank from 1 on. Raises RankLost."""
+        return [self._answer(rank, line) for rank, line in enumerate(self._lines, 1)]
+
+    def meet_again(self) -> None:
+        """After a failed pass, which has broken the group: make a new one. Raises RankLost."""
+        self._generation += 1
+        self.tell(Join(self._generation))
+        try:
+            self.group.join(self._generation)
+        except GroupBroken as error:
+            raise RankLost(str(error)) from error
+        self.answers()
+
+    def _answer(self, rank: int, line: Connection) -> Answer:
+        try:
+            if not line.poll(TIMEOUT_S):
+                raise RankLost(f"rank {rank} of {self.group.size} has not answered for {TIMEOUT_S:g} s")
+            answer: Answer = receive(line)
+        except (EOFError, OSError) as error:
+            raise self._lost(rank) from error
+        return answer
+
+    def _lost(self, rank: int) -> RankLost:
+        return RankLost(f"rank {rank} of {self.group.size} is gone")
