@@ -25,10 +25,11 @@ from model_worker.prompt_targets import prompt_targets
 from model_worker.row_results import RowResults
 from model_worker.row_selection import select_rows
 from model_worker.sample_rows import SampleRows
-from model_worker.sampler import NO_TOKEN, NOT_FINITE, Sampler
+from model_worker.sampler import NO_TOKEN, NOT_FINITE, Sampler, sampled_logprobs
 from model_worker.sampling_table import OFF, SamplingTable
 from model_worker.slot_table import SlotTable
 from model_worker.speculation.proposer import Drafts, Follower, Passed, Proposer
+from model_worker.speculation.rejection import RejectionSampler
 from model_worker.speculation.verification import accepted
 from tessera.values.batch import NO_DRAFTS, RowError, ScheduledBatch, ScheduledBatchOutput
 from tessera.values.logprobs import Logprobs, PromptLogprobs, joined_logprobs
@@ -77,7 +78,10 @@ class Engine:
         description: WorkerDescription,
         proposer: Proposer | None = None,
         blocks: KVBlocks | None = None,
+        *,
+        rejects: bool = False,
     ) -> None:
+        """`rejects`: drafts are verified by rejection sampling (see `model_worker.speculation.rejection`) instead of the model's own draws."""
         assert proposer is not None or not description.limits.num_speculative_tokens, "nobody to make the drafts"
         self.description = description
         self.last_step = 0  # highest step executed
@@ -87,6 +91,7 @@ class Engine:
         self._proposer = proposer
         self._follower = proposer if isinstance(proposer, Follower) else None
         self._sampler = Sampler(description.model.eos_token_ids, torch.get_num_threads())
+        self._rejection = RejectionSampler(self._sampler) if rejects else None
         num_slots = SLOTS_PER_SEQUENCE * description.limits.max_num_seqs
         self._slots = SlotTable(num_slots, description.model.max_model_len, description.geometry)
         self._sampling = SamplingTable(num_slots, description.model.vocab_size)
@@ -239,18 +244,18 @@ class Engine:
         places = np.arange(len(row_of)) - np.repeat(np.cumsum(counts) - counts, counts)
         slots = rows.slots[row_of]
         # Unfinished prefill chunks too, for the check of their logits: KV with a NaN must not count as computed.
-        sampled = self._sampler.sample(
-            computed.logits,
-            SampleRows(
-                self._sampling, table.token_ids, slots, table.prompt_lens[slots], table.num_ids[slots] + places, samples[row_of]
-            ),
+        sample_rows = SampleRows(
+            self._sampling, table.token_ids, slots, table.prompt_lens[slots], table.num_ids[slots] + places, samples[row_of]
         )
-        targets[row_of, places] = sampled.token_ids
-        computed.failures.update({int(row_of[at]): text for at, text in sampled.failures.items() if not places[at]})
-        token_ids, logprobs = accepted(targets, rows.drafts.token_ids), sampled.logprobs
-        if logprobs is not None:
-            logprobs = logprobs.of(np.flatnonzero(token_ids[row_of, places] != NO_TOKEN))
-        return token_ids, logprobs
+        drawn, failures = self._sampler.draw(computed.logits, sample_rows)
+        if self._rejection is not None and rows.drafts.counts.any():
+            self._rejection.revise(drawn, computed.logits, sample_rows, *rows.drafts.at(row_of, places))
+        targets[row_of, places] = drawn
+        computed.failures.update({int(row_of[at]): text for at, text in failures.items() if not places[at]})
+        token_ids = accepted(targets, rows.drafts.token_ids)
+        kept = token_ids[row_of, places]
+        logprobs = sampled_logprobs(computed.logits, kept, sample_rows)
+        return token_ids, None if logprobs is None else logprobs.of(np.flatnonzero(kept != NO_TOKEN))
 
     def _compute(self, rows: Rows, step_id: int) -> _Computed:
         """All rows in one pass; where that fails again without drafts, one row after the other, so that only the cause fails. KV that a

@@ -2,7 +2,8 @@
 
 Philox 4x64 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11), raw bits only: key words
 `(seed, 0)`, and counter words `(i + 1, output_index, 0, 0)` for block i of four 64-bit outputs. Token t of the vocabulary takes
-32 bits: the low half of 64-bit output t // 2 when t is even, the high half when it is odd. For a whole row numpy supplies the
+32 bits: the low half of 64-bit output t // 2 when t is even, the high half when it is odd. Uniform numbers beside these have counter words
+`(1, output_index, stream, 0)` with a stream from 1 on. For a whole row numpy supplies the
 algorithm, for single tokens `words_at` does; the stream is defined above and not by numpy's distributions, and
 `tests/model_worker/test_noise.py` holds both to published vectors.
 """
@@ -29,18 +30,33 @@ def words_at(seeds: np.ndarray, output_indices: np.ndarray, token_ids: np.ndarra
     """The 32 random bits of some tokens of each of R rows, uint32 `[R, C]`: `seeds` and `output_indices` uint64 `[R]`, `token_ids`
     `[R, C]`, not negative. The same bits as `noise_words` gives; some five times dearer by the block of eight tokens."""
     tokens = token_ids.astype(np.uint64)
-    c0, c1 = tokens // np.uint64(8) + np.uint64(1), output_indices[:, None]
-    c2 = c3 = np.zeros((1, 1), np.uint64)
-    k0, k1 = seeds[:, None], np.zeros((1, 1), np.uint64)
+    zero = np.zeros((1, 1), np.uint64)
+    c0, c1, c2, c3 = _philox(tokens // np.uint64(8) + np.uint64(1), output_indices[:, None], zero, seeds[:, None])
+    place = tokens // np.uint64(2) % np.uint64(4)
+    outputs = np.where(place < 2, np.where(place == 0, c0, c1), np.where(place == 2, c2, c3))
+    words: np.ndarray = (outputs >> tokens % np.uint64(2) * _HALF & _LOW).astype(np.uint32)
+    return words
+
+
+def uniforms(seeds: np.ndarray, output_indices: np.ndarray, stream: int) -> np.ndarray:
+    """One number in [0, 1) for each of R rows, float64 `[R]`, a multiple of 2**-53: `seeds` and `output_indices` uint64 `[R]`. Independent of
+    the words of tokens, and of other streams."""
+    assert stream > 0, "0 is that of the words"
+    first, _, _, _ = _philox(np.ones_like(seeds), output_indices, np.full_like(seeds, stream), seeds)
+    numbers: np.ndarray = (first >> np.uint64(11)) * 2.0**-53
+    return numbers
+
+
+def _philox(c0: np.ndarray, c1: np.ndarray, c2: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The four 64-bit outputs of the counters (c0, c1, c2, 0), uint64 of a shape that all have in common."""
+    c3 = np.zeros_like(c2)
+    k0, k1 = seeds, np.zeros_like(c2)
     for _ in range(_ROUNDS):
         high0, low0 = _product(_MULTIPLIERS[0], c0)
         high1, low1 = _product(_MULTIPLIERS[1], c2)
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
         k0, k1 = k0 + np.uint64(_KEY_STEPS[0]), k1 + np.uint64(_KEY_STEPS[1])
-    place = tokens // np.uint64(2) % np.uint64(4)
-    outputs = np.where(place < 2, np.where(place == 0, c0, c1), np.where(place == 2, c2, c3))
-    words: np.ndarray = (outputs >> tokens % np.uint64(2) * _HALF & _LOW).astype(np.uint32)
-    return words
+    return c0, c1, c2, c3
 
 
 def _product(factor: int, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -43,4 +43,8 @@ def _drafts(numbers: np.ndarray, rooms: np.ndarray, slots: SlotTable, propose: P
     token_ids = np.full((len(numbers), proposed.token_ids.shape[1]), -1, np.int32)
     counts[roomy], token_ids[roomy] = proposed.counts, proposed.token_ids
     slots.place_drafts(numbers, counts, token_ids[token_ids >= 0])
-    return Drafts(counts, token_ids)
+    if proposed.odds is None or len(roomy) == len(numbers):
+        return Drafts(counts, token_ids, proposed.odds)
+    odds = np.zeros((len(numbers), *proposed.odds.shape[1:]), np.float32)
+    odds[roomy] = proposed.odds
+    return Drafts(counts, token_ids, odds)

@@ -20,7 +20,7 @@ from model_worker.logit_rules import apply_rules
 from model_worker.logprobs import NO_IDS, logprobs_of
 from model_worker.sample_rows import SampleRows
 from model_worker.sampling_table import KINDS, OFF, Filter, Kind
-from model_worker.token_draw import Narrowed, draw_narrowed, draw_unfiltered, draw_whole, narrow
+from model_worker.token_draw import Narrowed, draw_narrowed, draw_unfiltered, draw_whole, likelihoods_left, narrow
 from model_worker.workspace import Workspace, rows_per_chunk
 from tessera.values.logprobs import Logprobs
 
@@ -71,7 +71,16 @@ class Sampler:
     def sample(self, logits: np.ndarray, rows: SampleRows) -> Sampled:
         """One token per row of `logits`, float32 `[N, vocab]` on the host, C-contiguous, not mutated."""
         token_ids, failures = self.draw(logits, rows)
-        return Sampled(token_ids, failures, _logprobs(logits, token_ids, rows))
+        return Sampled(token_ids, failures, sampled_logprobs(logits, token_ids, rows))
+
+    def probabilities(self, logits: np.ndarray, rows: SampleRows) -> np.ndarray:
+        """What `sample` draws from, float64 of the shape of `logits`, for rows with a temperature, finite logits and some token left."""
+        logits = logits.copy()
+        apply_rules(logits, rows, self._eos_token_ids[self._eos_token_ids < logits.shape[1]])
+        everyone = np.arange(len(logits))
+        found = likelihoods_left(logits, logits.max(axis=1), Draws.of(rows, everyone)).astype(np.float64)
+        found /= found.sum(axis=1, keepdims=True)
+        return found
 
     def draw(self, logits: np.ndarray, rows: SampleRows) -> tuple[np.ndarray, dict[int, str]]:
         """`sample` without log-probabilities: `token_ids` and `failures` of `Sampled`."""
@@ -175,7 +184,8 @@ def _taken(logits: np.ndarray, rows: np.ndarray, buffer: np.ndarray, *, is_chang
     return np.take(logits, rows, axis=0, out=buffer[: len(rows)], mode="clip")
 
 
-def _logprobs(logits: np.ndarray, token_ids: np.ndarray, rows: SampleRows) -> Logprobs | None:
+def sampled_logprobs(logits: np.ndarray, token_ids: np.ndarray, rows: SampleRows) -> Logprobs | None:
+    """Those that the rows want which have a token (not NO_TOKEN); None where no row does."""
     num_top = np.where(token_ids == NO_TOKEN, OFF, rows.table.logprobs[rows.slots])
     if (num_top == OFF).all():
         return None

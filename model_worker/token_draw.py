@@ -136,6 +136,15 @@ def draw_whole(logits: np.ndarray, best: np.ndarray, draws: Draws, space: Worksp
     return tokens
 
 
+def likelihoods_left(logits: np.ndarray, best: np.ndarray, draws: Draws) -> np.ndarray:
+    """What the filters of each row of `logits`, float32 `[R, vocab]`, leave: float32 of this shape, 1 for the best token, 0 for what has no
+    chance."""
+    likelihoods = _likelihoods(logits, best, draws.temperatures, np.empty_like(logits))
+    if draws.are_filtered:
+        _filter_whole(likelihoods, logits, draws)
+    return likelihoods
+
+
 def draw_unfiltered(logits: np.ndarray, likely: Narrowed, space: Workspace) -> np.ndarray:
     """The token of each of the rows of `likely`, int32 `[R]`, which have no filter; `logits` are those of all rows that were narrowed together."""
     draws, candidates, vocab_size = likely.draws, likely.candidates, logits.shape[1]

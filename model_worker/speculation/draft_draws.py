@@ -1,29 +1,51 @@
 """How drafts are drawn from the logits of whoever makes them."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from torch import Tensor
 
+from model_worker.noise import uniforms
 from model_worker.sample_rows import SampleRows
-from model_worker.sampler import Sampler
+from model_worker.sampler import NO_TOKEN, Sampler
 from model_worker.sampling_table import SamplingTable
 from model_worker.slot_table import SlotTable
+from model_worker.speculation.rejection import DRAFT, drawn_at
 
 
 class DraftDraws:
-    """Draws as the model's own token will be drawn: the same rules, the same noise. So a draft is the model's token wherever the logits are alike
-    enough, greedy or drawn, and with the same logits always."""
+    """For coupled verification: draws as the model's own token will be drawn, with the same rules and the same noise. So a draft is the model's token
+    wherever the logits are alike enough, greedy or drawn, and with the same logits always."""
 
-    def __init__(self, eos_token_ids: Sequence[int]) -> None:
-        self._sampler = Sampler(eos_token_ids)
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
 
-    def draw(self, logits: Tensor, slots: np.ndarray, ahead: int, table: SlotTable, sampling: SamplingTable) -> np.ndarray:
-        """The token `ahead` places behind the known ids of each of `slots`, int32 `[R]`, of logits `[R, vocab_size]`; -1 where there is none. The
-        drafts in front of it lie in the table."""
-        history_lens = table.num_ids[slots] + ahead
-        everyone = np.ones(len(slots), np.bool_)
-        rows = SampleRows(sampling, table.token_ids, slots, table.prompt_lens[slots], history_lens, everyone)
-        token_ids, failures = self._sampler.draw(logits.cpu().numpy(), rows)
-        token_ids[list(failures)] = -1
-        return token_ids
+    def draw(
+        self, logits: Tensor, slots: np.ndarray, ahead: int, table: SlotTable, sampling: SamplingTable
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """The token `ahead` places behind the known ids of each of `slots`, int32 `[R]`, of logits `[R, vocab_size]`; NO_TOKEN where there is none.
+        The drafts in front of it lie in the table. And the `odds` of `Drafts`, float32 `[R, vocab_size]`."""
+        rows = _rows(slots, ahead, table, sampling)
+        token_ids, _ = self._sampler.draw(logits.cpu().numpy(), rows)
+        return token_ids, None
+
+
+class FreeDraws(DraftDraws):
+    """For rejection sampling: draws with noise that nothing else has."""
+
+    def draw(
+        self, logits: Tensor, slots: np.ndarray, ahead: int, table: SlotTable, sampling: SamplingTable
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        values, rows = logits.cpu().numpy(), _rows(slots, ahead, table, sampling)
+        token_ids, _ = self._sampler.draw(values, rows)  # the best ones, and where there is none
+        odds = np.zeros(values.shape, np.float32)
+        drawn = np.flatnonzero((token_ids != NO_TOKEN) & (sampling.temperatures[slots] > 0))
+        if len(drawn):
+            part = rows.only(drawn)
+            odds[drawn] = self._sampler.probabilities(values[drawn], part)
+            places = uniforms(sampling.seeds[part.slots], part.output_indices.astype(np.uint64), DRAFT)
+            token_ids[drawn] = drawn_at(odds[drawn].astype(np.float64), places)
+        return token_ids, odds
+
+
+def _rows(slots: np.ndarray, ahead: int, table: SlotTable, sampling: SamplingTable) -> SampleRows:
+    everyone = np.ones(len(slots), np.bool_)
+    return SampleRows(sampling, table.token_ids, slots, table.prompt_lens[slots], table.num_ids[slots] + ahead, everyone)

@@ -19,6 +19,7 @@ from model_worker.sampling_table import SamplingTable
 from model_worker.slot_table import SlotTable
 from model_worker.speculation.draft_draws import DraftDraws
 from model_worker.speculation.draft_head import DraftHead
+from model_worker.speculation.draft_rows import DraftRows
 from model_worker.speculation.proposer import Drafts, Follower, Passed
 
 _NO_LOGITS = np.empty(0, np.int64)
@@ -54,21 +55,20 @@ class HeadProposer(Follower):
 
     @torch.inference_mode()
     def propose(self, slots: np.ndarray, rooms: np.ndarray, table: SlotTable, sampling: SamplingTable) -> Drafts:
-        drafts = Drafts(np.zeros(len(slots), np.int64), np.full((len(slots), int(rooms.max(initial=0))), -1, np.int32))
+        growing = DraftRows(len(slots), int(rooms.max(initial=0)))
         rows = np.flatnonzero(self._knows(slots, table.num_ids[slots] - 1, table) & (rooms > 0))
         layers = self._last[:, slots[rows]]
         for ahead in range(int(rooms[rows].max(initial=0))):
             layer = ahead % self._head.num_layers
-            token_ids = self._draws.draw(self._head.logits(layers[layer], layer), slots[rows], ahead, table, sampling)
-            drafts.token_ids[rows, ahead] = token_ids
-            drafts.counts[rows] += token_ids >= 0
-            going_on = (token_ids >= 0) & (rooms[rows] > ahead + 1)
+            logits = self._head.logits(layers[layer], layer)
+            drawn = growing.add(rows, *self._draws.draw(logits, slots[rows], ahead, table, sampling))
+            going_on = drawn & (rooms[rows] > ahead + 1)
             rows, layers = rows[going_on], layers[:, torch.from_numpy(going_on)]
             if not len(rows):
                 break
-            table.place_drafts(slots[rows], np.full(len(rows), ahead + 1), drafts.token_ids[rows, : ahead + 1].reshape(-1))
+            growing.place(rows, slots[rows], table)
             layers = self._further(slots[rows], ahead, layers, layer, table)
-        return drafts
+        return growing.drafts
 
     def _further(self, slots: np.ndarray, ahead: int, layers: Tensor, layer: int, table: SlotTable) -> Tensor:
         """What the layers have at the position in front of draft number `ahead`, from 0, given what they had one before, of which that of

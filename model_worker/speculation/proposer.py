@@ -13,10 +13,12 @@ from model_worker.slot_table import SlotTable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafts:
-    """Drafts of R rows: `counts` int64 `[R]`; `token_ids` int32 `[R, W]`, W at least the largest count, -1 behind a row's count."""
+    """Drafts of R rows: `counts` int64 `[R]`; `token_ids` int32 `[R, W]`, W at least the largest count, -1 behind a row's count. `odds` float32
+    `[R, W, vocab_size]`: the probabilities that each was drawn with; None where each was certain."""
 
     counts: np.ndarray
     token_ids: np.ndarray
+    odds: np.ndarray | None = None
 
     @classmethod
     def none(cls, num_rows: int) -> "Drafts":
@@ -25,7 +27,14 @@ class Drafts:
 
     def of(self, rows: np.ndarray) -> "Drafts":
         """Those of some rows (indices or bool), in this order."""
-        return Drafts(self.counts[rows], self.token_ids[rows])
+        return Drafts(self.counts[rows], self.token_ids[rows], None if self.odds is None else self.odds[rows])
+
+    def at(self, rows: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """The draft number `places[i]` from 0 of `rows[i]`, int32 `[N]`, -1 where there is none; and its odds, of which those of no draft mean
+        nothing. int64 `[N]` both."""
+        behind = np.full((len(self.counts), 1), -1, np.int32)
+        token_ids = np.concatenate((self.token_ids, behind), axis=1)[rows, places]
+        return token_ids, None if self.odds is None else self.odds[rows, np.minimum(places, self.odds.shape[1] - 1)]
 
 
 class Proposer(Protocol):

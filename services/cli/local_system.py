@@ -71,7 +71,7 @@ def _speculation(config: SpeculationConfig) -> tuple[list[str], list[str]]:
         return [], []
     drafts = ["--num-speculative-tokens", str(config.num_speculative_tokens)]
     ngram = ["--ngram-min", str(config.ngram_min), "--ngram-max", str(config.ngram_max)]
-    return drafts, ["--proposer", config.proposer, *ngram]
+    return drafts, ["--proposer", config.proposer, *ngram, "--verification", config.verification]
 
 
 def _role(role: str, folder: DataFolder, options: list[str]) -> Child:

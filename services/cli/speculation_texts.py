@@ -1,11 +1,11 @@
 """What people read of the options of speculation, which a worker and `tessera up` share."""
 
 from services.cli.config_options import Text
-from services.worker.config import PROPOSERS
+from services.worker.config import PROPOSERS, VERIFICATIONS
 
 SPECULATION_TEXTS = {
     "num_speculative_tokens": Text(
-        "Speculation: most tokens guessed ahead of one answer and verified in the same step; the output stays the same. 0 is off.",
+        "Speculation: most tokens guessed ahead of one answer and verified in the same step. 0 is off.",
         "COUNT",
     ),
     "proposer": Text(
@@ -15,4 +15,9 @@ SPECULATION_TEXTS = {
     ),
     "ngram_min": Text("The fewest last tokens that must have come before, 1 or more.", "TOKENS"),
     "ngram_max": Text("The most last tokens that are compared, at least ngram-min; longer matches go first.", "TOKENS"),
+    "verification": Text(
+        "Which guesses stand. coupled: those that are the model's own token, so that the output is the same. rejection: by rejection sampling; "
+        "the tokens drawn then depend on the guesses, a seed repeats them only under the same conditions, and their distribution is the same.",
+        choices=VERIFICATIONS,
+    ),
 }

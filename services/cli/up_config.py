@@ -33,6 +33,7 @@ class UpConfig:
             raise ConfigError(f"listen must be host:port with a port from 1 to 65535, got {self.listen!r}")
         if self.start_timeout_s <= 0:
             raise ConfigError(f"start_timeout_s must be positive, got {self.start_timeout_s}")
+        self.speculation.check_invariance(self.batch_invariant)
         if self.once and not self.prompt:
             raise ConfigError("once ends after the answer, so it needs a prompt")
         if self.speculation.num_speculative_tokens > DRAFTS_MAX:

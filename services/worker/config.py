@@ -8,6 +8,10 @@ from tessera.values.config import ConfigError, check_choices, check_minimums
 PROPOSERS = ("ngram", "mtp")
 """Who makes drafts: `ngram` looks for what the last tokens were followed by when they came before; `mtp` are the model's own layers for it."""
 
+VERIFICATIONS = ("coupled", "rejection")
+"""Which drafts stand: `coupled` those that are what the model draws with its own noise, which changes no token; `rejection` those that rejection
+sampling accepts, which changes tokens and not their distribution."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
@@ -17,14 +21,25 @@ class SpeculationConfig:
     proposer: str = "ngram"  # one of PROPOSERS
     ngram_min: int = 2  # tokens that must have come before, at least
     ngram_max: int = 4  # tokens that are compared, at most
+    verification: str = "coupled"  # one of VERIFICATIONS
 
     def __post_init__(self) -> None:
         check_minimums(self, {"num_speculative_tokens": 0, "ngram_min": 1, "ngram_max": 1})
-        check_choices(self, {"proposer": PROPOSERS})
+        check_choices(self, {"proposer": PROPOSERS, "verification": VERIFICATIONS})
         if self.ngram_max < self.ngram_min:
             raise ConfigError(
                 f"ngram_max ({self.ngram_max}) must be at least ngram_min ({self.ngram_min}): raise it, or lower ngram_min"
             )
+
+    @property
+    def rejects(self) -> bool:
+        """Whether drafts are verified by rejection sampling."""
+        return bool(self.num_speculative_tokens) and self.verification == "rejection"
+
+    def check_invariance(self, batch_invariant: bool) -> None:
+        """Raise ConfigError where tokens are to depend on drafts and on nothing that happens around a request."""
+        if batch_invariant and self.rejects:
+            raise ConfigError("batch_invariant and verification rejection exclude each other: tokens would depend on drafts")
 
 
 THREADS_MAX = 1024
@@ -74,6 +89,7 @@ class WorkerConfig:
         check_minimums(self, {**dict.fromkeys(names, 1), "drain_grace_s": 0, "swap_bytes": 0})
         if self.block_size != 1 and self.block_size % 16:
             raise ConfigError(f"block_size must be 1 or a multiple of 16, got {self.block_size}")
+        self.speculation.check_invariance(self.batch_invariant)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs}): "

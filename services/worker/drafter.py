@@ -12,7 +12,8 @@ from model_worker.kernels.interface import Kernels
 from model_worker.kv_pool import KVPool
 from model_worker.kv_shape import KVShape
 from model_worker.models.causal_lm import CausalLM
-from model_worker.speculation.draft_draws import DraftDraws
+from model_worker.sampler import Sampler
+from model_worker.speculation.draft_draws import DraftDraws, FreeDraws
 from model_worker.speculation.draft_head import DraftHead
 from model_worker.speculation.head_proposer import HeadProposer
 from model_worker.speculation.ngram import NgramProposer
@@ -62,7 +63,7 @@ def load_drafter(config: SpeculationConfig, max_num_seqs: int, loaded: LoadedMod
         return Drafter(None, lambda _: NgramProposer(config.ngram_min, config.ngram_max))
     if loaded.source is None:
         raise ModelUnsupported(f"{loaded.info.name} computes nothing that proposer {config.proposer} could build on: use ngram")
-    draws = DraftDraws(loaded.info.eos_token_ids)
+    draws = (FreeDraws if config.rejects else DraftDraws)(Sampler(loaded.info.eos_token_ids))
     assert config.proposer == "mtp", "the config knows no other"
     return head_drafter(load_mtp_head(loaded.source, loaded.kernels, loaded.model), max_num_seqs, draws)
 

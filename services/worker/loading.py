@@ -70,7 +70,8 @@ def load_engine(config: WorkerConfig) -> Engine:
     limits = WorkerLimits(config.max_num_seqs, config.max_num_batched_tokens, num_speculative_tokens=num_drafts)
     geometry = replace(kv.geometry, num_host_blocks=num_host_blocks)
     description = WorkerDescription(new_instance_id(), info, geometry, limits)
-    engine = Engine(model, kv, description, drafter.proposer(kv) if drafter is not None else None)
+    proposer = drafter.proposer(kv) if drafter is not None else None
+    engine = Engine(model, kv, description, proposer, rejects=config.speculation.rejects)
     _log.info(
         "model loaded",
         model=info.name,

@@ -94,6 +94,7 @@ class EngineDriver:
     proposer: Proposer | None = None
     paired: KVShape | None = None
     make: Callable[[KVPool], Proposer] | None = None
+    rejects: bool = False
 
     def __post_init__(self) -> None:
         config = self.model.config
@@ -104,7 +105,8 @@ class EngineDriver:
         info = ModelInfo("m", config.architecture, config.vocab_size, MAX_LEN, (), None, "", "")
         limits = replace(LIMITS, num_speculative_tokens=DRAFTS_MAX if self.proposer else 0)
         geometry = KVGeometry(NUM_BLOCKS, BLOCK, kv.bytes_per_token, kv.geometry.kv_format, NUM_HOST_BLOCKS)
-        self.engine = Engine(self.model, kv, WorkerDescription(b"b" * 16, info, geometry, limits), self.proposer)
+        description = WorkerDescription(b"b" * 16, info, geometry, limits)
+        self.engine = Engine(self.model, kv, description, self.proposer, rejects=self.rejects)
 
     def batch(
         self,

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.models.mtp_head import MtpHead
+from model_worker.sampler import Sampler
 from model_worker.speculation.draft_draws import DraftDraws
 from model_worker.speculation.head_proposer import HeadProposer
 from model_worker.weights.errors import ModelUnsupported, WeightMissing
@@ -38,7 +39,9 @@ class MtpDriver(EngineDriver):
         source, kernels = open_model(str(directory)), TorchKernels()
         model = load_model(source, kernels)
         self.head = load_mtp_head(source, kernels, model)
-        super().__init__(model, paired=self.head.kv_shape, make=lambda kv: HeadProposer(self.head, kv, 8, DraftDraws(())))
+        super().__init__(
+            model, paired=self.head.kv_shape, make=lambda kv: HeadProposer(self.head, kv, 8, DraftDraws(Sampler(())))
+        )
 
     @torch.inference_mode()
     def expected(self, ids: list[int], count: int) -> list[int]:

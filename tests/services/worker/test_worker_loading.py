@@ -16,6 +16,7 @@ from model_worker.kv_pool import KVPoolTooSmall
 from model_worker.models.registry import build_model
 from model_worker.weights.errors import ModelUnsupported
 from model_worker.weights.hugging_face_config import HuggingFaceConfig
+from services.cli.up_config import UpConfig
 from services.worker.config import SpeculationConfig, WorkerConfig
 from services.worker.loading import load_engine
 from tessera.values.config import ConfigError
@@ -55,6 +56,7 @@ def test_numbers_that_cannot_work_are_refused(changes: dict[str, Any], message: 
     [
         ({"num_speculative_tokens": -1}, "num_speculative_tokens must be at least 0, got -1"),
         ({"proposer": "oracle"}, "proposer must be one of ngram, mtp, got 'oracle'"),
+        ({"verification": "hope"}, "verification must be one of coupled, rejection, got 'hope'"),
         ({"ngram_min": 0}, "ngram_min must be at least 1, got 0"),
         ({"ngram_min": 3, "ngram_max": 2}, r"ngram_max \(2\) must be at least ngram_min \(3\)"),
     ],
@@ -62,6 +64,17 @@ def test_numbers_that_cannot_work_are_refused(changes: dict[str, Any], message: 
 def test_speculation_that_cannot_work_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SpeculationConfig(**given)
+
+
+def test_the_same_bits_whatever_happens_and_tokens_that_depend_on_drafts_exclude_each_other() -> None:
+    rejecting = SpeculationConfig(num_speculative_tokens=1, verification="rejection")
+    for refused in (
+        lambda: replace(CONFIG, speculation=rejecting, batch_invariant=True),
+        lambda: UpConfig(speculation=rejecting, batch_invariant=True),
+    ):
+        with pytest.raises(ConfigError, match="batch_invariant and verification rejection exclude each other"):
+            refused()
+    assert replace(CONFIG, speculation=replace(rejecting, num_speculative_tokens=0), batch_invariant=True).batch_invariant
 
 
 def test_a_worker_says_how_many_drafts_it_makes() -> None:

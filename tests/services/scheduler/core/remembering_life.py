@@ -87,6 +87,7 @@ class LlamaWorker(EngineWorker):
     memory: Memory
     shape = SHAPE
     make_drafter: Callable[[CausalLM, Kernels], Drafter] = staticmethod(ngram)
+    rejects = False
 
     def build_model(self) -> CausalLM:
         model = build_model(self.shape, self.kernels)
@@ -99,7 +100,7 @@ class LlamaWorker(EngineWorker):
 
     def build_engine(self, model: CausalLM, kv: KVPool) -> Engine:
         proposer = self.drafter.proposer(kv) if self.drafter is not None else None
-        engine = RememberingEngine(model, kv, self.description, proposer)
+        engine = RememberingEngine(model, kv, self.description, proposer, rejects=self.rejects)
         engine.memory = self.memory
         return engine
 

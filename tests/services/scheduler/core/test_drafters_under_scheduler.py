@@ -14,7 +14,8 @@ from model_worker.kernels.invariant_backend import InvariantKernels, ask_mkl_for
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.experts_config import ExpertsConfig
 from model_worker.models.mtp_head import MtpHead
-from model_worker.speculation.draft_draws import DraftDraws
+from model_worker.sampler import Sampler
+from model_worker.speculation.draft_draws import DraftDraws, FreeDraws
 from model_worker.speculation.draft_head import DraftHead
 from services.worker.drafter import Drafter, head_drafter
 
@@ -26,14 +27,14 @@ GLM = replace(
     num_mtp_layers=2,
     experts=ExpertsConfig(4, 2, 16, frozenset((1,)), True, num_shared=1),
 )
-LIVES = 3
+LIVES = 2
 
 ask_mkl_for_invariance()  # before the first test multiplies
 
 
-def of_head(head: DraftHead) -> Drafter:
+def of_head(head: DraftHead, draws: type[DraftDraws] = DraftDraws) -> Drafter:
     randomized(head.slots(), 12)
-    return head_drafter(head, 6, DraftDraws(()))
+    return head_drafter(head, 6, draws(Sampler(())))
 
 
 def mtp(model: CausalLM, kernels: Kernels) -> Drafter:
@@ -43,6 +44,21 @@ def mtp(model: CausalLM, kernels: Kernels) -> Drafter:
 class MtpWorker(LlamaWorker):
     shape = GLM
     make_drafter = staticmethod(mtp)
+
+
+class RejectingWorker(MtpWorker):
+    make_drafter = staticmethod(lambda model, kernels: of_head(MtpHead(GLM, kernels, model, ()), FreeDraws))
+    rejects = True
+
+
+class RejectingLife(LlamaLife):
+    """Of the drawn requests only the lengths are what they are without drafts."""
+
+    base = RejectingWorker
+
+    def alone(self, number: int, length: int) -> list[int]:
+        is_drawn = self.rig.sequence(number).submission.sampling.temperature > 0
+        return self.rig.output(number) if is_drawn else super().alone(number, length)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +75,7 @@ def test_every_request_has_the_tokens_it_has_alone_whoever_drafts(worker: type[L
     memory, kernels, seen = Memory(), InvariantKernels(), Counter[str]()
     life_class = type("OneLife", (LlamaLife,), {"base": worker})
     for seed in range(LIVES):
-        life = life_class(seed, mode, kernels, memory, num_drafts=1 + seed)
+        life = life_class(seed, mode, kernels, memory, num_drafts=2 + seed)
         try:
             life.live()
             life.check()
@@ -71,7 +87,19 @@ def test_every_request_has_the_tokens_it_has_alone_whoever_drafts(worker: type[L
         seen["preemptions"] += life.rig.scheduler.load().num_preemptions
         seen["swaps"] += sum(len(batch.swap_ins) for batch in life.rig.batches)
         seen["hits"] += sum(life.rig.sequence(number).num_cached_tokens > 0 for number in life.prompts)
-    print(seen)
     assert memory.contradictions == 0
     assert seen["drafts"] > 100 and min(seen["accepted"], seen["preemptions"], seen["hits"]) > 0, seen
     assert (seen["swaps"] > 0) == (mode == "swap")
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_rejection_sampling_goes_through_the_same_lives(mode: str) -> None:
+    memory, kernels, seen = Memory(), InvariantKernels(), Counter[str]()
+    for seed in range(2):
+        life = RejectingLife(seed, mode, kernels, memory, num_drafts=2)
+        life.live()
+        life.check()
+        stats = life.rig.scheduler.spec_stats
+        seen += Counter(drafts=stats.num_drafts, accepted=stats.num_accepted)
+    assert memory.contradictions == 0
+    assert min(seen["accepted"], seen["drafts"] - seen["accepted"]) > 0, seen
