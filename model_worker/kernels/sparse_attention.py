@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from model_worker.batch import Batch
 from model_worker.kernels.interface import IndexQueries, SparseAttention
-from model_worker.kernels.torch_attention import GROUP_TOKENS_MAX, TorchPagedAttention, group_by_length
+from model_worker.kernels.torch_attention import GROUP_TOKENS_MAX, GROUPED_QUERIES_MAX, TorchPagedAttention, groups_of_few
 from model_worker.kv_pool import KVPool
 
 SCORES_MAX = 1 << 24
@@ -52,10 +52,10 @@ class TorchSparseAttention(TorchPagedAttention, SparseAttention):
         super().__init__(batch, kv)
         self._pool = kv
         self._null_slot = kv.null_block * kv.block_size
-        lens, starts = batch.context_lens.numpy(), batch.cu_seqlens_q.tolist()
-        groups = [(rows, rows[:, None]) for rows in group_by_length(lens[: batch.num_decodes])]
-        for row in range(batch.num_decodes, batch.num_rows):
-            groups.append((np.array([row]), np.arange(starts[row], starts[row + 1])[None]))
+        starts = batch.cu_seqlens_q.numpy()
+        groups = list(groups_of_few(starts, batch.context_lens.numpy()))
+        for row in np.flatnonzero(np.diff(starts) > GROUPED_QUERIES_MAX):
+            groups.append((np.array([row]), np.arange(starts[row], starts[row + 1], dtype=np.int64)[None]))
         self._pieces = [_piece(batch, kv, rows, tokens) for rows, tokens in groups]
 
     def attend_chosen(self, layer: int, query: Tensor, index: IndexQueries) -> Tensor:
