@@ -9,6 +9,7 @@ import torch
 from model_worker.layers.weight_slot import WeightSlot
 from model_worker.weights.errors import ModelUnsupported
 from model_worker.weights.fused_weights import Index, narrowed, part_shape
+from model_worker.weights.row_copy import copy_rows
 from model_worker.weights.tensor_files import StoredTensor, TensorFiles
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -70,4 +71,4 @@ class PlainWeight:
         weight = files.read(self.tensor, index)
         if weight.dtype not in _DTYPES:
             raise ModelUnsupported(f"{self.path}: {self.name} is {weight.dtype}; float32, float16 and bfloat16 can be read")
-        slot.view.copy_(weight)
+        copy_rows(slot.view, weight)
