@@ -14,8 +14,11 @@ from model_worker.weights.tensor_files import StoredTensor, TensorFiles
 
 DTYPE = "F8_E4M3"
 
-ROWS_PER_STEP = 1024
-"""Rows that are multiplied by their scales at a time: bounds the scales that exist spread out."""
+ROWS_PER_STEP = 64
+"""Rows decoded at a time: they and their scales stay in the cache (see `row_copy`)."""
+
+_NUMBERS = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+"""By byte; looking up takes two thirds of the time of torch's conversion."""
 
 _SCALE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e8m0fnu)
 
@@ -49,12 +52,13 @@ class Fp8Weight:
         if len(self.shape) != 2:
             raise ModelUnsupported(f"{self.path}: {self.name} is {self.shape} in FP8; only matrices can be read")
         index = narrowed(self.index, len(self.tensor.shape), slot.dim, slice(slot.start, slot.stop))
-        slot.view.copy_(files.read(self.tensor, index))
+        stored = files.read(self.tensor, index).view(torch.uint8)
         rows, columns = _places(index[-2], self.tensor.shape[-2]), _places(index[-1], self.tensor.shape[-1])
         scale = self._scales(files, index[:-2]).index_select(1, columns // self.block[1])
-        scale_rows = torch.split(rows // self.block[0], ROWS_PER_STEP)
-        for view, places in zip(torch.split(slot.view, ROWS_PER_STEP), scale_rows, strict=True):
-            view.mul_(scale.index_select(0, places))
+        pieces = (torch.split(tensor, ROWS_PER_STEP) for tensor in (slot.view, stored, rows // self.block[0]))
+        for view, part, scale_rows in zip(*pieces, strict=True):
+            numbers = _NUMBERS.index_select(0, part.flatten().int()).view(part.shape)
+            view.copy_(numbers.mul_(scale.index_select(0, scale_rows)))
 
     def _scales(self, files: TensorFiles, leading: Index) -> Tensor:
         """Those of one matrix, float32 `[blocks of rows, blocks of columns]`."""

@@ -148,7 +148,7 @@ def test_scales_may_be_powers_of_two_in_one_byte(tmp_path: Path) -> None:
     assert torch.equal(load(directory).slots()[name].view, meant)
 
 
-@pytest.mark.parametrize("rows_per_step", [7, 1024])
+@pytest.mark.parametrize("rows_per_step", [7, 64])
 def test_parts_of_a_weight(rows_per_step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the ranks of a tensor-parallel model take them; parts begin inside blocks."""
     monkeypatch.setattr("model_worker.weights.fp8_weight.ROWS_PER_STEP", rows_per_step)
