@@ -21,3 +21,7 @@ class WeightUnexpected(ModelError):
 
 class WeightShapeMismatch(ModelError):
     """A weight's shape is not the one that the configuration implies."""
+
+
+class DraftMismatch(ModelError):
+    """A model cannot draft for another: their vocabularies differ, or it is too short."""

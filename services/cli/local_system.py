@@ -71,7 +71,8 @@ def _speculation(config: SpeculationConfig) -> tuple[list[str], list[str]]:
         return [], []
     drafts = ["--num-speculative-tokens", str(config.num_speculative_tokens)]
     ngram = ["--ngram-min", str(config.ngram_min), "--ngram-max", str(config.ngram_max)]
-    return drafts, ["--proposer", config.proposer, *ngram, "--verification", config.verification]
+    model = ["--draft-model", config.draft_model] if config.draft_model else []
+    return drafts, ["--proposer", config.proposer, *model, *ngram, "--verification", config.verification]
 
 
 def _role(role: str, folder: DataFolder, options: list[str]) -> Child:

@@ -5,8 +5,12 @@ from pathlib import Path
 
 from tessera.values.config import ConfigError, check_choices, check_minimums
 
-PROPOSERS = ("ngram", "mtp")
-"""Who makes drafts: `ngram` looks for what the last tokens were followed by when they came before; `mtp` are the model's own layers for it."""
+PROPOSERS = ("ngram", "mtp", "draft_model")
+"""Who makes drafts: `ngram` looks for what the last tokens were followed by when they came before; `mtp` are the model's own layers for it;
+`draft_model` is a smaller model."""
+
+WITH_FILES = ("draft_model",)
+"""Proposers that come from files of their own."""
 
 VERIFICATIONS = ("coupled", "rejection")
 """Which drafts stand: `coupled` those that are what the model draws with its own noise, which changes no token; `rejection` those that rejection
@@ -19,6 +23,7 @@ class SpeculationConfig:
 
     num_speculative_tokens: int = 0  # most drafts of one sequence per step; the scheduler may allow fewer; 0 is off
     proposer: str = "ngram"  # one of PROPOSERS
+    draft_model: str | None = None  # what a proposer of WITH_FILES is loaded from: as the worker's `model`
     ngram_min: int = 2  # tokens that must have come before, at least
     ngram_max: int = 4  # tokens that are compared, at most
     verification: str = "coupled"  # one of VERIFICATIONS
@@ -26,6 +31,12 @@ class SpeculationConfig:
     def __post_init__(self) -> None:
         check_minimums(self, {"num_speculative_tokens": 0, "ngram_min": 1, "ngram_max": 1})
         check_choices(self, {"proposer": PROPOSERS, "verification": VERIFICATIONS})
+        if self.proposer in WITH_FILES and not self.draft_model:
+            raise ConfigError(f"proposer {self.proposer} needs a draft_model: a known name, a directory or a .gguf file")
+        if self.draft_model and self.proposer not in WITH_FILES:
+            raise ConfigError(
+                f"draft_model is given, but proposer {self.proposer} takes none: set proposer to {' or '.join(WITH_FILES)}"
+            )
         if self.ngram_max < self.ngram_min:
             raise ConfigError(
                 f"ngram_max ({self.ngram_max}) must be at least ngram_min ({self.ngram_min}): raise it, or lower ngram_min"

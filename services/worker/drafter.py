@@ -15,12 +15,13 @@ from model_worker.models.causal_lm import CausalLM
 from model_worker.sampler import Sampler
 from model_worker.speculation.draft_draws import DraftDraws, FreeDraws
 from model_worker.speculation.draft_head import DraftHead
+from model_worker.speculation.draft_model import DraftModelProposer
 from model_worker.speculation.head_proposer import HeadProposer
 from model_worker.speculation.ngram import NgramProposer
 from model_worker.speculation.proposer import Proposer
-from model_worker.weights.errors import ModelUnsupported
+from model_worker.weights.errors import DraftMismatch, ModelUnsupported
 from model_worker.weights.model_source import ModelSource
-from model_worker.weights.open_model import load_mtp_head
+from model_worker.weights.open_model import load_model, load_mtp_head, open_model
 from services.worker.config import SpeculationConfig
 from tessera.values.model import ModelInfo
 
@@ -64,6 +65,9 @@ def load_drafter(config: SpeculationConfig, max_num_seqs: int, loaded: LoadedMod
     if loaded.source is None:
         raise ModelUnsupported(f"{loaded.info.name} computes nothing that proposer {config.proposer} could build on: use ngram")
     draws = (FreeDraws if config.rejects else DraftDraws)(Sampler(loaded.info.eos_token_ids))
+    if config.proposer == "draft_model":
+        assert config.draft_model is not None
+        return model_drafter(_draft_model(config.draft_model, loaded), max_num_seqs, draws)
     assert config.proposer == "mtp", "the config knows no other"
     return head_drafter(load_mtp_head(loaded.source, loaded.kernels, loaded.model), max_num_seqs, draws)
 
@@ -84,3 +88,34 @@ def head_drafter(head: DraftHead, max_num_seqs: int, draws: DraftDraws) -> Draft
             head.logits(layer, index)
 
     return Drafter(head.kv_shape, make, run)
+
+
+def model_drafter(model: CausalLM, max_num_seqs: int, draws: DraftDraws) -> Drafter:
+    """Drafts from a model that is loaded."""
+
+    def make(kv: KVPool | None) -> Proposer:
+        assert kv is not None
+        return DraftModelProposer(model, kv, SLOTS_PER_SEQUENCE * max_num_seqs, draws)
+
+    def run(kv: KVPool) -> None:
+        one = np.array([1])
+        model.forward(build_dummy_batch(one, one, 1, kv), kv)
+
+    return Drafter(model.config.kv_shape, make, run)
+
+
+def _draft_model(name: str, loaded: LoadedModel) -> CausalLM:
+    """Load what is to draft for a model. Raises DraftMismatch before it reads weights, and other ModelErrors."""
+    source, target = open_model(name), loaded.info
+    draft = source.info
+    if (draft.vocab_size, draft.tokenizer_digest) != (target.vocab_size, target.tokenizer_digest):
+        raise DraftMismatch(
+            f"{draft.name} cannot draft for {target.name}: it has {draft.vocab_size} token ids of tokenizer "
+            f"{draft.tokenizer_digest[:12]}, the model {target.vocab_size} of {target.tokenizer_digest[:12]}"
+        )
+    if draft.max_model_len < target.max_model_len:
+        raise DraftMismatch(
+            f"{draft.name} was trained for {draft.max_model_len} tokens and cannot draft for {target.name} with its "
+            f"{target.max_model_len}: lower max_model_len"
+        )
+    return load_model(source, loaded.kernels)

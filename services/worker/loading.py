@@ -53,7 +53,8 @@ def load_engine(config: WorkerConfig) -> Engine:
     torch.set_num_threads(threads)
     _log.info("loading model", model=config.model, threads=threads, batch_invariant=config.batch_invariant)
     loaded = _load(config.model, config.batch_invariant)
-    model, info = loaded.model, replace(loaded.info, max_model_len=_max_model_len(config, loaded.info))
+    loaded = replace(loaded, info=replace(loaded.info, max_model_len=_max_model_len(config, loaded.info)))
+    model, info = loaded.model, loaded.info
     drafter = load_drafter(config.speculation, config.max_num_seqs, loaded)
     shape, draft_shape = model.config.kv_shape, drafter.kv_shape if drafter is not None else None
     token_bytes = shape.bytes_per_token() + (draft_shape.bytes_per_token() if draft_shape is not None else 0)

@@ -26,6 +26,7 @@ class Mode:
     num_drafts: int = 0
     proposer: str = "ngram"
     ranks: int = 1
+    draft_model: str | None = None
 
     @property
     def label(self) -> str:
@@ -54,7 +55,7 @@ class Mode:
     @property
     def speculation(self) -> SpeculationConfig:
         """The worker's configuration for this mode. Prompt lookup is eager, so that many drafts are wrong."""
-        return SpeculationConfig(self.num_drafts, self.proposer, ngram_min=1, ngram_max=3)
+        return SpeculationConfig(self.num_drafts, self.proposer, self.draft_model, ngram_min=1, ngram_max=3)
 
     def system(
         self,

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import LlamaConfig
 
 from model_worker.kernels import invariant_backend
 from model_worker.kernels.row_tiles import NotInvariant
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_pool import KVPoolTooSmall
 from model_worker.models.registry import build_model
-from model_worker.weights.errors import ModelUnsupported
+from model_worker.weights.errors import DraftMismatch, ModelUnsupported
 from model_worker.weights.hugging_face_config import HuggingFaceConfig
 from services.cli.up_config import UpConfig
 from services.worker.config import SpeculationConfig, WorkerConfig
@@ -55,7 +56,9 @@ def test_numbers_that_cannot_work_are_refused(changes: dict[str, Any], message: 
     ("given", "message"),
     [
         ({"num_speculative_tokens": -1}, "num_speculative_tokens must be at least 0, got -1"),
-        ({"proposer": "oracle"}, "proposer must be one of ngram, mtp, got 'oracle'"),
+        ({"proposer": "oracle"}, "proposer must be one of ngram, mtp, draft_model, got 'oracle'"),
+        ({"proposer": "draft_model"}, "proposer draft_model needs a draft_model"),
+        ({"draft_model": "m"}, "draft_model is given, but proposer ngram takes none: set proposer to draft_model"),
         ({"verification": "hope"}, "verification must be one of coupled, rejection, got 'hope'"),
         ({"ngram_min": 0}, "ngram_min must be at least 1, got 0"),
         ({"ngram_min": 3, "ngram_max": 2}, r"ngram_max \(2\) must be at least ngram_min \(3\)"),
@@ -121,6 +124,51 @@ def test_a_model_without_layers_for_it_cannot_draft_with_them(model: str) -> Non
     config = replace(CONFIG, model=model, kv_cache_bytes=1 << 20, speculation=SpeculationConfig(1, "mtp"))
     with pytest.raises(ModelUnsupported, match=f"{model} .*: use"):
         load_engine(config)
+
+
+def llama(directory: Path, vocab_size: int = 199, max_len: int = 256, tokenizer: str = "{}") -> str:
+    """A small Llama's directory."""
+    shape = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    save_random(LlamaConfig(**shape, max_position_embeddings=max_len), directory)
+    (directory / "tokenizer.json").write_text(tokenizer)
+    return str(directory)
+
+
+def test_the_pool_has_room_for_a_draft_model_s_kv(tmp_path: Path) -> None:
+    speculation = SpeculationConfig(2, "draft_model", draft_model=llama(tmp_path / "draft"))
+    model = llama(tmp_path / "model")
+    for batch_invariant in (False, True):
+        engine = load_engine(replace(CONFIG, model=model, speculation=speculation, batch_invariant=batch_invariant))
+        assert engine.description.geometry.bytes_per_token == 2 * (2 * 32 * 4)
+        assert engine.description.geometry.num_blocks == (1 << 16) // (16 * 512)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"vocab_size": 200}, r"draft cannot draft for model: it has 200 token ids of tokenizer (\w+), the model 199 of \1"),
+        (
+            {"tokenizer": '{"a": 1}'},
+            r"draft cannot draft for model: it has 199 token ids of tokenizer (\w+), the model 199 of (?!\1)",
+        ),
+        ({"max_len": 255}, "draft was trained for 255 tokens and cannot draft for model with its 256"),
+    ],
+)
+def test_a_model_that_cannot_draft_for_another_is_refused_and_both_are_named(
+    tmp_path: Path, own: dict[str, Any], message: str
+) -> None:
+    speculation = SpeculationConfig(2, "draft_model", draft_model=llama(tmp_path / "draft", **own))
+    config = replace(CONFIG, model=llama(tmp_path / "model"), speculation=speculation)
+    with pytest.raises(DraftMismatch, match=message):
+        load_engine(config)
+    if "max_len" in own:
+        assert load_engine(replace(config, max_model_len=200)).description.model.max_model_len == 200
 
 
 def test_a_likeness_has_the_tokenizer_of_the_model_it_stands_for() -> None:

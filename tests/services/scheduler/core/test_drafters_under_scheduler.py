@@ -14,10 +14,11 @@ from model_worker.kernels.invariant_backend import InvariantKernels, ask_mkl_for
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.experts_config import ExpertsConfig
 from model_worker.models.mtp_head import MtpHead
+from model_worker.models.registry import build_model
 from model_worker.sampler import Sampler
 from model_worker.speculation.draft_draws import DraftDraws, FreeDraws
 from model_worker.speculation.draft_head import DraftHead
-from services.worker.drafter import Drafter, head_drafter
+from services.worker.drafter import Drafter, head_drafter, model_drafter
 
 GLM = replace(
     SHAPE,
@@ -46,6 +47,26 @@ class MtpWorker(LlamaWorker):
     make_drafter = staticmethod(mtp)
 
 
+def itself(model: CausalLM, kernels: Kernels) -> Drafter:
+    return model_drafter(model, 6, DraftDraws(Sampler(())))
+
+
+def smaller(model: CausalLM, kernels: Kernels) -> Drafter:
+    draft = build_model(replace(SHAPE, hidden_size=32, num_layers=1, num_heads=2), kernels)
+    randomized(draft.slots(), 13)
+    return model_drafter(draft, 6, DraftDraws(Sampler(())))
+
+
+class SmallerWorker(LlamaWorker):
+    make_drafter = staticmethod(smaller)
+
+
+class ItselfWorker(LlamaWorker):
+    """The model drafts for itself, on KV of its own: whatever of that is wrong gives a draft that is not accepted."""
+
+    make_drafter = staticmethod(itself)
+
+
 class RejectingWorker(MtpWorker):
     make_drafter = staticmethod(lambda model, kernels: of_head(MtpHead(GLM, kernels, model, ()), FreeDraws))
     rejects = True
@@ -70,7 +91,7 @@ def one_thread():
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
-@pytest.mark.parametrize("worker", [MtpWorker])
+@pytest.mark.parametrize("worker", [MtpWorker, ItselfWorker, SmallerWorker])
 def test_every_request_has_the_tokens_it_has_alone_whoever_drafts(worker: type[LlamaWorker], mode: str) -> None:
     memory, kernels, seen = Memory(), InvariantKernels(), Counter[str]()
     life_class = type("OneLife", (LlamaLife,), {"base": worker})
@@ -89,6 +110,7 @@ def test_every_request_has_the_tokens_it_has_alone_whoever_drafts(worker: type[L
         seen["hits"] += sum(life.rig.sequence(number).num_cached_tokens > 0 for number in life.prompts)
     assert memory.contradictions == 0
     assert seen["drafts"] > 100 and min(seen["accepted"], seen["preemptions"], seen["hits"]) > 0, seen
+    assert (seen["accepted"] == seen["drafts"]) == (worker is ItselfWorker), seen
     assert (seen["swaps"] > 0) == (mode == "swap")
 
 
