@@ -106,7 +106,7 @@ class Decoder:
 
     def _hidden(self, batch: Batch, kv: KVPool, taps: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """What the last layer gives for all tokens, `[T, hidden_size]`, and what went into the layers `taps`."""
-        attention = self._paged_attention(batch, kv)
+        attention = self.paged_attention(batch, kv)
         rotation = self._rotary(batch.positions)
         hidden, tapped = self._embed_tokens(batch.input_ids), {}
         for index, layer in enumerate(self._layers):
@@ -115,8 +115,8 @@ class Decoder:
             hidden = layer(hidden, rotation, attention, index)
         return hidden, [tapped[index] for index in taps]
 
-    def _paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
-        """What a model whose layers need more of it overrides."""
+    def paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
+        """For one step of the model's layers, or of others like them. A model whose layers need more of it overrides this."""
         return self._kernels.paged_attention(batch, kv)
 
     def slots(self) -> dict[str, WeightSlot]:

@@ -9,5 +9,5 @@ from model_worker.models.deepseek_v3 import DeepseekV3ForCausalLM
 class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
     """See `CausalLM` for the contract. `config.latent.indexer` is set too."""
 
-    def _paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
+    def paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
         return self._kernels.sparse_attention(batch, kv)

@@ -77,5 +77,5 @@ class GptOssForCausalLM(Decoder):
         assert len(config.sliding_windows) == config.num_layers
         super().__init__(config, kernels, [layer(window) for window in config.sliding_windows])
 
-    def _paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
+    def paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
         return self._kernels.windowed_attention(batch, kv)

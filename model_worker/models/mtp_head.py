@@ -19,6 +19,7 @@ from model_worker.models import deepseek_v3, glm4_moe
 from model_worker.models.model_config import ModelConfig
 
 BLOCKS: dict[str, Callable[[int, ModelConfig, Kernels], DecoderLayer]] = {
+    "DeepseekV32ForCausalLM": deepseek_v3.decoder_layer,
     "DeepseekV3ForCausalLM": deepseek_v3.decoder_layer,
     "Glm4MoeForCausalLM": glm4_moe.decoder_layer,
 }
@@ -66,7 +67,7 @@ class MtpHead:
         self.hidden_size = config.hidden_size
         shape = config.kv_shape
         self.kv_shape = KVShape(self.num_layers, shape.num_kv_heads, shape.head_dim, shape.num_planes)
-        self._kernels = kernels
+        self._target = target
         self._rotary = RotaryEmbedding(config.rotary_dim or config.head_dim, config.rope_theta, config.rope_scaling)
         self._own: dict[str, WeightSlot] = {}
         self._layers: dict[str, _MtpLayer] = {}
@@ -95,7 +96,7 @@ class MtpHead:
 
     def forward(self, batch: Batch, hidden: Tensor, before: Tensor, kv: KVPool) -> Tensor:
         """See `DraftHead`."""
-        attention, rotation = self._kernels.paged_attention(batch, kv), self._rotary(batch.positions)
+        attention, rotation = self._target.paged_attention(batch, kv), self._rotary(batch.positions)
         firsts = batch.cu_seqlens_q[:-1].long()
         found: list[Tensor] = []
         for index, layer in enumerate(self._layers.values()):

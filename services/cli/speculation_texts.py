@@ -10,7 +10,7 @@ SPECULATION_TEXTS = {
     ),
     "proposer": Text(
         "Who guesses: ngram takes what followed the last few tokens when they came before, in the prompt or in the answer; mtp are layers "
-        "of the model itself (DeepSeek-V3, GLM-4-MoE); draft_model is a smaller model with the same vocabulary.",
+        "of the model itself (DeepSeek-V3, V3.2, GLM-4-MoE); draft_model is a smaller model with the same vocabulary.",
         choices=PROPOSERS,
     ),
     "draft_model": Text("What the proposer draft_model loads: a known name, a directory or a .gguf file.", "MODEL"),

@@ -74,7 +74,7 @@ def nothing(_: PreTrainedModel) -> dict[str, Tensor]:
     return {}
 
 
-@pytest.fixture(params=["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"], scope="module")
+@pytest.fixture(params=["DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM"], scope="module")
 def directory_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return request.param, tmp_path_factory.mktemp(request.param)
 

@@ -34,7 +34,8 @@ class MtpReference(nn.Module):
         joined = torch.cat((self.enorm(model.model.embed_tokens(ids)), self.hnorm(hidden)), dim=1)
         x, positions = self.eh_proj(joined).unsqueeze(0), torch.arange(len(ids)).unsqueeze(0)
         rotation = model.model.rotary_emb(x, positions)
-        x = self.block(x, position_embeddings=rotation, position_ids=positions, attention_mask=None)
+        seen = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()[None, None]
+        x = self.block(x, position_embeddings=rotation, position_ids=positions, attention_mask=seen)
         return self.shared_head["norm"](x[0] if x.dim() == 3 else x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -105,7 +105,9 @@ def tiny_configs() -> dict[str, list[PreTrainedConfig]]:
             ),
         ],
         "DeepseekV32ForCausalLM": [
-            DeepseekV32Config(**_SPARSE, index_topk=16, n_group=4, topk_group=2, rope_parameters=_DEEPSEEK),
+            DeepseekV32Config(
+                **_SPARSE, index_topk=16, n_group=4, topk_group=2, rope_parameters=_DEEPSEEK, num_nextn_predict_layers=1
+            ),
             DeepseekV32Config(**_SPARSE, index_topk=40, n_group=1, topk_group=1, attention_bias=True),
         ],
         "Qwen3MoeForCausalLM": [
