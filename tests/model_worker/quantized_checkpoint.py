@@ -16,15 +16,17 @@ def rewrite(
     directory: Path, quantization: dict[str, Any] | None, change: Callable[[str, Tensor], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
     """Give the checkpoint what `change` makes of each of its tensors, and `quantization` in its config.json. Returns the tensors."""
-    path = directory / "model.safetensors"
-    weights: dict[str, Tensor] = {}
-    for name, tensor in load_file(path).items():
-        weights |= change(name, tensor)
-    save_file(weights, path)
+    stored: dict[str, Tensor] = {}
+    for path in directory.glob("*.safetensors"):
+        weights: dict[str, Tensor] = {}
+        for name, tensor in load_file(path).items():
+            weights |= change(name, tensor)
+        save_file(weights, path)
+        stored |= weights
     config = json.loads((directory / "config.json").read_text())
     config["quantization_config"] = quantization
     (directory / "config.json").write_text(json.dumps(config))
-    return weights
+    return stored
 
 
 def is_linear(name: str, tensor: Tensor) -> bool:

@@ -15,15 +15,16 @@ from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.causal_lm import CausalLM
 from model_worker.weights.errors import ModelUnsupported, WeightMissing, WeightShapeMismatch, WeightUnexpected
-from model_worker.weights.open_model import load_model, open_model
+from model_worker.weights.open_model import load_model, load_mtp_head, open_model
 from tests.parity.architectures import check_source
 from tests.parity.mode import Mode
+from tests.parity.mtp_reference import MtpReference, save_layers
 from tests.parity.reference import Reference
 from tests.parity.tiny_models import save_random, tiny_configs
 
 BLOCK = (24, 40)  # divides nothing here
 DEEPSEEK_STYLE = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": list(BLOCK), "activation_scheme": "dynamic"}
-LAYER = "model.layers.1"
+LAYER, PREDICTING = "model.layers.1", "model.layers.3"
 
 
 def compressed(strategy: str) -> dict[str, Any]:
@@ -162,14 +163,16 @@ def test_parts_of_a_weight(rows_per_step: int, tmp_path: Path, monkeypatch: pyte
         torch.testing.assert_close(view, expected, rtol=1e-7, atol=0)
 
 
-def test_layers_that_predict_further_tokens_may_be_in_fp8(tmp_path: Path) -> None:
-    save_random(tiny_configs()["DeepseekV3ForCausalLM"][0], tmp_path)
-    quantize(tmp_path, DEEPSEEK_STYLE, "block", "_scale_inv")
-    weights = load_file(tmp_path / "model.safetensors")
-    numbers, scales = to_fp8(torch.ones(64, 128), *BLOCK)
-    weights |= {"model.layers.3.eh_proj.weight": numbers, "model.layers.3.eh_proj.weight_scale_inv": scales}
-    save_file(weights, tmp_path / "model.safetensors")
-    load(tmp_path)
+@pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
+def test_layers_that_predict_further_tokens_may_be_in_fp8(architecture: str, tmp_path: Path) -> None:
+    save_layers([MtpReference(save_random(tiny_configs()[architecture][0], tmp_path))], tmp_path)
+    meant = quantize(tmp_path, DEEPSEEK_STYLE, "block", "_scale_inv")
+    source, kernels = open_model(str(tmp_path)), TorchKernels()
+    slots = load_mtp_head(source, kernels, load_model(source, kernels)).slots()
+    assert f"{PREDICTING}.mlp.shared_experts.up_proj.weight_scale_inv" in load_file(tmp_path / "mtp.safetensors")
+    for name, slot in slots.items():
+        if ".experts." not in name:  # those are in one tensor here
+            torch.testing.assert_close(slot.view, meant[name], rtol=1e-7, atol=0)
 
 
 UP = f"{LAYER}.mlp.up_proj.weight"
