@@ -14,10 +14,11 @@ from model_worker.models.model_config import ModelConfig
 
 class Attention:
     """Query, key and value projections as one product, rotation, attention over the context, output projection. With `config.qk_norm`
-    each query and key head is normalised before its rotation. `output_bias`: whether the output projection has one. Each rank has some of
-    the query heads and the KV heads that they read. Raises HeadsDoNotDivide."""
+    each query and key head is normalised before its rotation. `output_bias`: whether the output projection has one. `inputs`: how many numbers
+    the projections take, without it the hidden size. Each rank has some of the query heads and the KV heads that they read. Raises
+    HeadsDoNotDivide."""
 
-    def __init__(self, config: ModelConfig, kernels: Kernels, output_bias: bool) -> None:
+    def __init__(self, config: ModelConfig, kernels: Kernels, output_bias: bool, inputs: int | None = None) -> None:
         self._kernels = kernels
         heads, kv_heads = head_share(config.num_heads, kernels.group), kv_head_share(config.num_kv_heads, kernels.group)
         self._num_heads = heads.size
@@ -25,13 +26,13 @@ class Attention:
         self._head_dim = config.head_dim
         q_rows, kv_rows = heads.times(config.head_dim), kv_heads.times(config.head_dim)
         outputs = {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows}
-        self._qkv_proj = Linear(kernels, config.hidden_size, outputs, config.attention_bias)
+        self._qkv_proj = Linear(kernels, inputs or config.hidden_size, outputs, config.attention_bias)
         self._o_proj = RowLinear(kernels, q_rows, "o_proj", config.hidden_size, output_bias)
         norms = ("q_norm", "k_norm") if config.qk_norm else ()
         self._norms = {name: RMSNorm(kernels, config.head_dim, config.rms_norm_eps) for name in norms}
 
     def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: PagedAttention, layer: int) -> Tensor:
-        """`x` and the result are `[T, hidden_size]`; the batch's keys and values are written to the pool."""
+        """`x` is `[T, inputs]`, the result `[T, hidden_size]`; the batch's keys and values are written to the pool."""
         query, key, value = self._heads(x, rotation)
         attention.store(layer, key, value)
         return self._o_proj(self._attend(attention, layer, query, key, value))

@@ -64,7 +64,7 @@ class MtpHead:
 
     def __init__(self, config: ModelConfig, kernels: Kernels, target: Decoder, given: Collection[str]) -> None:
         self.num_layers = config.num_mtp_layers
-        self.hidden_size = config.hidden_size
+        self.hidden_size = self.tapped_size = config.hidden_size
         shape = config.kv_shape
         self.kv_shape = KVShape(self.num_layers, shape.num_kv_heads, shape.head_dim, shape.num_planes)
         self._target = target

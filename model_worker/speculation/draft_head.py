@@ -15,10 +15,11 @@ class DraftHead(Protocol):
     and the token at p + 1, layer 0 says what the token at p + 2 is; with what layer i had at position p, and the token at p + 2, layer i + 1
     says what the one at p + 3 is. A layer keeps all that under the position in front of the token that goes in.
 
-    `taps`: the hidden states of the model that it builds on, see `TappedLM`.
+    `taps`: the hidden states of the model that it builds on, see `TappedLM`; `tapped_size` numbers for each token.
     """
 
     taps: tuple[int, ...]
+    tapped_size: int
     num_layers: int
     hidden_size: int
     kv_shape: KVShape

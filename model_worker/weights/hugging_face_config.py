@@ -27,9 +27,14 @@ class HuggingFaceConfig:
         generation = directory / "generation_config.json"
         self._generation = ConfigValues(generation, _read_json(generation) if generation.is_file() else {})
 
-    def model_config(self) -> ModelConfig:
-        """The model's shape. Raises UnknownArchitecture, ModelUnsupported or ModelFileDamaged."""
-        config, architecture = self._config, self._architecture()
+    @property
+    def values(self) -> ConfigValues:
+        """All that config.json says."""
+        return self._config
+
+    def model_config(self, architecture: str = "") -> ModelConfig:
+        """The model's shape, as of `architecture`, or of the one that it names. Raises UnknownArchitecture, ModelUnsupported or ModelFileDamaged."""
+        config, architecture = self._config, architecture or self._architecture()
         config.require("hidden_act", config.get("hidden_act", "silu"), "silu")
         config.require("use_sliding_window", config.flag("use_sliding_window"), False)
         rope = rope_config(config, ROPE_DEFAULTS.get(architecture, LLAMA_DEFAULTS))

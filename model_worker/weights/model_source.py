@@ -1,6 +1,6 @@
 """Where a model comes from: its shape, what it is served as, and its weights, whatever the file format."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from model_worker.layers.weight_slot import WeightSlot
@@ -46,24 +46,29 @@ class ModelSource(Protocol):
 def load_weights(model: CausalLM, source: ModelSource) -> None:
     """Copy every weight of `source`, or the part that is this rank's, into its slot of `model`. Raises WeightMissing or WeightUnexpected before
     anything is read."""
-    _load(model.slots(), set(source.names()), source)
+    fill(model.slots(), set(source.names()), source.read, source.info.name, source.config)
 
 
 def load_further_weights(head: MtpHead, source: ModelSource) -> None:
     """The same of the layers behind the last."""
-    _load(head.slots(), set(source.further_names()), source)
+    fill(head.slots(), set(source.further_names()), source.read, source.info.name, source.config)
 
 
-def _load(slots: Mapping[str, WeightSlot], names: set[str], source: ModelSource) -> None:
+def fill(
+    slots: Mapping[str, WeightSlot],
+    names: set[str],
+    read: Callable[[str, WeightSlot], None],
+    whose: str,
+    shape: ModelConfig,
+) -> None:
+    """Read every weight into its slot: `names` are those that the files of `whose` have, which is of this shape. Raises as above."""
     if missing := sorted(slots.keys() - names):
-        raise WeightMissing(f"{source.info.name}: {_shown(missing)} missing from the model's files")
+        raise WeightMissing(f"{whose}: {_shown(missing)} missing from the model's files")
     if unexpected := sorted(names - slots.keys()):
-        raise WeightUnexpected(
-            f"{source.info.name}: {_shown(unexpected)} in the model's files, but {source.config} has no such weight"
-        )
+        raise WeightUnexpected(f"{whose}: {_shown(unexpected)} in the model's files, but {shape} has no such weight")
     for name, slot in slots.items():
         if slot.view.numel():
-            source.read(name, slot)
+            read(name, slot)
 
 
 def _shown(names: list[str]) -> str:

@@ -3,11 +3,13 @@
 from model_worker.kernels.interface import Kernels
 from model_worker.layers.decoder import Decoder
 from model_worker.models.causal_lm import CausalLM
+from model_worker.models.eagle_head import Eagle3Head, EagleHead
 from model_worker.models.mtp_head import BLOCKS, MtpHead
 from model_worker.models.registry import build_model
+from model_worker.weights.eagle_source import EagleSource
 from model_worker.weights.errors import ModelUnsupported
 from model_worker.weights.gguf import GGUFSource
-from model_worker.weights.model_source import ModelSource, load_further_weights, load_weights
+from model_worker.weights.model_source import ModelSource, fill, load_further_weights, load_weights
 from model_worker.weights.safetensors import SafetensorsSource
 from tessera.values.known_models import locate, served_name
 
@@ -40,4 +42,19 @@ def load_mtp_head(source: ModelSource, kernels: Kernels, model: CausalLM) -> Mtp
         raise ModelUnsupported(f"{source.info.name} has no layers that predict further tokens: use another proposer")
     head = MtpHead(config, kernels, model, source.further_names())
     load_further_weights(head, source)
+    return head
+
+
+def load_eagle_head(name: str, kernels: Kernels, model: CausalLM, model_name: str) -> EagleHead | Eagle3Head:
+    """The EAGLE or EAGLE-3 head in the directory `name`, for a loaded model. Raises ModelError, DraftMismatch where it is not for this model."""
+    if not isinstance(model, Decoder):
+        raise ModelUnsupported(f"{model_name} shows no hidden states: use another proposer")
+    source = EagleSource(locate(name), served_name(name))
+    shape = source.shape(model.config, model_name)
+    head: EagleHead | Eagle3Head
+    if source.is_third:
+        head = Eagle3Head(shape, kernels, model, source.names(), model.config.hidden_size)
+    else:
+        head = EagleHead(shape, kernels, model, source.names())
+    fill(head.slots(), set(source.names()), source.read, source.name, source.config)
     return head

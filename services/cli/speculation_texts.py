@@ -10,10 +10,14 @@ SPECULATION_TEXTS = {
     ),
     "proposer": Text(
         "Who guesses: ngram takes what followed the last few tokens when they came before, in the prompt or in the answer; mtp are layers "
-        "of the model itself (DeepSeek-V3, V3.2, GLM-4-MoE); draft_model is a smaller model with the same vocabulary.",
+        "of the model itself (DeepSeek-V3, V3.2, GLM-4-MoE); draft_model is a smaller model with the same vocabulary; eagle is "
+        "an EAGLE or EAGLE-3 head made for the model.",
         choices=PROPOSERS,
     ),
-    "draft_model": Text("What the proposer draft_model loads: a known name, a directory or a .gguf file.", "MODEL"),
+    "draft_model": Text(
+        "What the proposer loads. draft_model: a known name, a directory or a .gguf file; eagle: the head's directory (config.json, *.safetensors).",
+        "MODEL",
+    ),
     "ngram_min": Text("The fewest last tokens that must have come before, 1 or more.", "TOKENS"),
     "ngram_max": Text("The most last tokens that are compared, at least ngram-min; longer matches go first.", "TOKENS"),
     "verification": Text(

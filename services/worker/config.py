@@ -5,11 +5,11 @@ from pathlib import Path
 
 from tessera.values.config import ConfigError, check_choices, check_minimums
 
-PROPOSERS = ("ngram", "mtp", "draft_model")
+PROPOSERS = ("ngram", "mtp", "draft_model", "eagle")
 """Who makes drafts: `ngram` looks for what the last tokens were followed by when they came before; `mtp` are the model's own layers for it;
-`draft_model` is a smaller model."""
+`draft_model` is a smaller model; `eagle` is an EAGLE or EAGLE-3 head on the model's hidden states."""
 
-WITH_FILES = ("draft_model",)
+WITH_FILES = ("draft_model", "eagle")
 """Proposers that come from files of their own."""
 
 VERIFICATIONS = ("coupled", "rejection")
@@ -32,7 +32,7 @@ class SpeculationConfig:
         check_minimums(self, {"num_speculative_tokens": 0, "ngram_min": 1, "ngram_max": 1})
         check_choices(self, {"proposer": PROPOSERS, "verification": VERIFICATIONS})
         if self.proposer in WITH_FILES and not self.draft_model:
-            raise ConfigError(f"proposer {self.proposer} needs a draft_model: a known name, a directory or a .gguf file")
+            raise ConfigError(f"proposer {self.proposer} needs a draft_model to load")
         if self.draft_model and self.proposer not in WITH_FILES:
             raise ConfigError(
                 f"draft_model is given, but proposer {self.proposer} takes none: set proposer to {' or '.join(WITH_FILES)}"

@@ -21,7 +21,7 @@ from model_worker.speculation.ngram import NgramProposer
 from model_worker.speculation.proposer import Proposer
 from model_worker.weights.errors import DraftMismatch, ModelUnsupported
 from model_worker.weights.model_source import ModelSource
-from model_worker.weights.open_model import load_model, load_mtp_head, open_model
+from model_worker.weights.open_model import load_eagle_head, load_model, load_mtp_head, open_model
 from services.worker.config import SpeculationConfig
 from tessera.values.model import ModelInfo
 
@@ -68,6 +68,10 @@ def load_drafter(config: SpeculationConfig, max_num_seqs: int, loaded: LoadedMod
     if config.proposer == "draft_model":
         assert config.draft_model is not None
         return model_drafter(_draft_model(config.draft_model, loaded), max_num_seqs, draws)
+    if config.proposer == "eagle":
+        assert config.draft_model is not None
+        head = load_eagle_head(config.draft_model, loaded.kernels, loaded.model, loaded.info.name)
+        return head_drafter(head, max_num_seqs, draws)
     assert config.proposer == "mtp", "the config knows no other"
     return head_drafter(load_mtp_head(loaded.source, loaded.kernels, loaded.model), max_num_seqs, draws)
 
@@ -82,7 +86,7 @@ def head_drafter(head: DraftHead, max_num_seqs: int, draws: DraftDraws) -> Draft
     @torch.inference_mode()
     def run(kv: KVPool) -> None:
         one = np.array([1])
-        hidden = torch.zeros(1, head.hidden_size)
+        hidden = head.enter(torch.zeros(1, head.tapped_size))
         layers = head.forward(build_dummy_batch(one, one, 1, kv), hidden, hidden.expand(head.num_layers - 1, 1, -1), kv)
         for index, layer in enumerate(layers):
             head.logits(layer, index)

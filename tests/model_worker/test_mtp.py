@@ -7,15 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_driver import DRAFTS_MAX, EngineDriver, Row, drop, entry, pairs, swap
+from engine_driver import DRAFTS_MAX, Row, drop, entry, pairs, swap
+from head_driver import HeadDriver
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.models.mtp_head import MtpHead
-from model_worker.sampler import Sampler
-from model_worker.speculation.draft_draws import DraftDraws
-from model_worker.speculation.head_proposer import HeadProposer
 from model_worker.weights.errors import ModelUnsupported, WeightMissing
 from model_worker.weights.open_model import load_model, load_mtp_head, open_model
 from tests.parity.mtp_reference import MtpReference, save_layers
@@ -25,49 +23,24 @@ PROMPT = [5, 17, 3, 88, 41, 9, 120]
 TABLE = [7, 2, 4, 5, 6]
 
 
-class MtpDriver(EngineDriver):
-    """A model with layers of multi-token prediction, and the same in plain torch."""
+class MtpDriver(HeadDriver):
+    """A small random model with layers of multi-token prediction, saved to `directory` with `further` weights."""
 
     def __init__(
-        self, architecture: str, directory: Path, num_layers: int, further: Callable[[PreTrainedModel], dict[str, Tensor]]
+        self,
+        architecture: str,
+        directory: Path,
+        num_layers: int,
+        further: Callable[[PreTrainedModel], dict[str, Tensor]],
     ) -> None:
         config = tiny_configs()[architecture][0]
         config.num_nextn_predict_layers = num_layers
         self.reference = save_random(config, directory)
-        self.layers = [MtpReference(self.reference, seed) for seed in range(num_layers)]
-        save_layers(self.layers, directory, further(self.reference))
+        layers = [MtpReference(self.reference, seed) for seed in range(num_layers)]
+        save_layers(layers, directory, further(self.reference))
         source, kernels = open_model(str(directory)), TorchKernels()
         model = load_model(source, kernels)
-        self.head = load_mtp_head(source, kernels, model)
-        super().__init__(
-            model, paired=self.head.kv_shape, make=lambda kv: HeadProposer(self.head, kv, 8, DraftDraws(Sampler(())))
-        )
-
-    @torch.inference_mode()
-    def expected(self, ids: list[int], count: int) -> list[int]:
-        """The drafts behind `ids`, of whole sequences computed anew for each. Layer i builds on layer i - 1 one position before, the first on
-        the model or, behind the known ids, on what the draft before came from."""
-        hidden, tokens = self.reference.model(torch.tensor([ids[:-1]])).last_hidden_state[0], ids[1:]
-        drafts: list[int] = []
-        while len(drafts) < count:
-            found, rows = hidden, []
-            for layer in self.layers:
-                found = layer(torch.tensor(tokens), found)
-                rows.append(found[-1:])
-                found = torch.cat((torch.zeros(1, found.shape[1]), found[:-1]))
-            row = rows[len(drafts) % len(self.layers)]
-            drafts.append(int(self.layers[0].logits(row[0]).argmax()))
-            hidden, tokens = torch.cat((hidden, row)), [*tokens, drafts[-1]]
-        return drafts
-
-    def proposed(self, slot: int = 0, count: int = DRAFTS_MAX) -> list[int]:
-        """What the proposer would propose now."""
-        engine = self.engine
-        drafts = engine._propose(np.array([slot]), np.array([count]))
-        return drafts.token_ids[0, : drafts.counts[0]].tolist()
-
-    def ids(self, slot: int = 0) -> list[int]:
-        return next(report.token_ids.tolist() for report in self.engine.report(1).slots if report.slot == slot)
+        super().__init__(model, load_mtp_head(source, kernels, model), layers)
 
 
 def nothing(_: PreTrainedModel) -> dict[str, Tensor]:
@@ -85,7 +58,7 @@ def test_drafts_are_those_of_the_layers_in_plain_torch(directory_of: tuple[str, 
     driver.run([Row(0, 4, 4)], [entry(0, PROMPT, TABLE)], num_decodes=0)
     driver.run([Row(0, 3, 7)], num_decodes=0)
     for _ in range(3):
-        assert driver.proposed() == driver.expected(driver.ids(), DRAFTS_MAX)
+        assert driver.proposed() == driver.expected()
         computed = driver.engine.report(1).slots[0].computed_len
         driver.run([Row(0, 4, computed + 4)], num_decodes=1, seen_step=driver.step)
 
@@ -106,11 +79,11 @@ def test_an_embedding_and_a_head_of_the_layer_s_own_are_used_where_the_checkpoin
 
     driver = MtpDriver(directory_of[0], tmp_path, 1, own)
     driver.run([Row(0, 7, 7)], [entry(0, PROMPT, TABLE)], num_decodes=0)
-    shared = driver.expected(driver.ids(), 1)
-    hidden = driver.reference.model(torch.tensor([PROMPT])).last_hidden_state[0]
+    shared = driver.expected(count=1)
+    hidden = driver.reference.model(torch.tensor([PROMPT])).last_hidden_state
     driver.reference.model.embed_tokens.weight.data, driver.reference.lm_head.weight.data = tables[0], tables[1]
     with torch.inference_mode():
-        row = driver.layers[0](torch.tensor(driver.ids()[1:]), hidden)[-1]
+        row = driver.layers[0](torch.tensor([driver.ids()[1:]]), hidden)[0, -1]
         expected = int(driver.layers[0].logits(row).argmax())
     assert driver.proposed(count=1) == [expected] != shared
 
@@ -118,7 +91,7 @@ def test_an_embedding_and_a_head_of_the_layer_s_own_are_used_where_the_checkpoin
 def test_drafts_are_the_same_after_a_swap_and_a_copy_and_over_shared_blocks(driver: MtpDriver) -> None:
     """What is kept for drafts moves with the blocks. A fork computes its prompt's last position alone, over a copy of its block."""
     driver.run([Row(0, 7, 7)], [entry(0, PROMPT, TABLE)], num_decodes=0)
-    expected = driver.expected(driver.ids(), DRAFTS_MAX)
+    expected = driver.expected()
     driver.run(swap_outs=(swap(0, [3, 1, 0, 8, 9], [(7, 3), (2, 1), (4, 0), (5, 8), (6, 9)]),))
     driver.run(zero_blocks=np.array(TABLE, np.int32))
     back = [(3, 10), (1, 11), (0, 12), (8, 13), (9, 14)]

@@ -28,15 +28,21 @@ class MtpReference(nn.Module):
                 values.data.normal_(0.0, 0.15, generator=generator)
 
     def forward(self, ids: Tensor, hidden: Tensor) -> Tensor:
-        """What it has at each position, `[T, hidden_size]`: `ids` int64 `[T]` are the tokens behind the positions, `hidden` `[T, hidden_size]` what
-        the model, or the layer before, had there."""
+        """What it has at each position, `[B, T, hidden_size]`: `ids` int64 `[B, T]` are the tokens behind the positions, `hidden` what the model, or
+        the layer before, had there."""
         (model,) = self._lent
-        joined = torch.cat((self.enorm(model.model.embed_tokens(ids)), self.hnorm(hidden)), dim=1)
-        x, positions = self.eh_proj(joined).unsqueeze(0), torch.arange(len(ids)).unsqueeze(0)
+        joined = torch.cat((self.enorm(model.model.embed_tokens(ids)), self.hnorm(hidden)), dim=-1)
+        x, positions = self.eh_proj(joined), torch.arange(ids.shape[1]).unsqueeze(0)
         rotation = model.model.rotary_emb(x, positions)
-        seen = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()[None, None]
+        seen = torch.ones(len(positions[0]), len(positions[0]), dtype=torch.bool).tril()[None, None]
         x = self.block(x, position_embeddings=rotation, position_ids=positions, attention_mask=seen)
-        return self.shared_head["norm"](x[0] if x.dim() == 3 else x)
+        return self.shared_head["norm"](x)
+
+    def enter(self, ids: Tensor) -> Tensor:
+        """What it takes of the model at each of `ids` `[B, T]`, `[B, T, hidden_size]`."""
+        (model,) = self._lent
+        with torch.no_grad():
+            return model.model(ids).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
         """By the model's head."""

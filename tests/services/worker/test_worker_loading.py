@@ -22,6 +22,7 @@ from services.worker.config import SpeculationConfig, WorkerConfig
 from services.worker.loading import load_engine
 from tessera.values.config import ConfigError
 from tessera.values.known_models import ModelNotFound
+from tests.parity.eagle_reference import EagleReference
 from tests.parity.mtp_reference import MtpReference, save_layers
 from tests.parity.tiny_models import save_random, tiny_configs
 
@@ -56,9 +57,9 @@ def test_numbers_that_cannot_work_are_refused(changes: dict[str, Any], message: 
     ("given", "message"),
     [
         ({"num_speculative_tokens": -1}, "num_speculative_tokens must be at least 0, got -1"),
-        ({"proposer": "oracle"}, "proposer must be one of ngram, mtp, draft_model, got 'oracle'"),
+        ({"proposer": "oracle"}, "proposer must be one of ngram, mtp, draft_model, eagle, got 'oracle'"),
         ({"proposer": "draft_model"}, "proposer draft_model needs a draft_model"),
-        ({"draft_model": "m"}, "draft_model is given, but proposer ngram takes none: set proposer to draft_model"),
+        ({"draft_model": "m"}, "draft_model is given, but proposer ngram takes none: set proposer to draft_model or eagle"),
         ({"verification": "hope"}, "verification must be one of coupled, rejection, got 'hope'"),
         ({"ngram_min": 0}, "ngram_min must be at least 1, got 0"),
         ({"ngram_min": 3, "ngram_max": 2}, r"ngram_max \(2\) must be at least ngram_min \(3\)"),
@@ -147,6 +148,16 @@ def test_the_pool_has_room_for_a_draft_model_s_kv(tmp_path: Path) -> None:
         engine = load_engine(replace(CONFIG, model=model, speculation=speculation, batch_invariant=batch_invariant))
         assert engine.description.geometry.bytes_per_token == 2 * (2 * 32 * 4)
         assert engine.description.geometry.num_blocks == (1 << 16) // (16 * 512)
+
+
+def test_the_pool_has_room_for_an_eagle_head_s_kv(tmp_path: Path) -> None:
+    model = save_random(tiny_configs()["LlamaForCausalLM"][0], tmp_path / "model")
+    EagleReference(model, taps=(0, 1, 2)).save(tmp_path / "head")
+    speculation = SpeculationConfig(2, "eagle", draft_model=str(tmp_path / "head"))
+    for batch_invariant in (False, True):
+        config = replace(CONFIG, model=str(tmp_path / "model"), speculation=speculation, batch_invariant=batch_invariant)
+        geometry = load_engine(config).description.geometry
+        assert geometry.bytes_per_token == 3 * 2 * 2 * 24 * 4 + 2 * 2 * 16 * 4
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ from remembering_life import SHAPE, LlamaLife, LlamaWorker, Memory, randomized
 
 from model_worker.kernels.interface import Kernels
 from model_worker.kernels.invariant_backend import InvariantKernels, ask_mkl_for_invariance
+from model_worker.layers.decoder import Decoder
 from model_worker.models.causal_lm import CausalLM
+from model_worker.models.eagle_head import Eagle3Head, EagleShape
 from model_worker.models.experts_config import ExpertsConfig
 from model_worker.models.mtp_head import MtpHead
 from model_worker.models.registry import build_model
@@ -47,6 +49,12 @@ class MtpWorker(LlamaWorker):
     make_drafter = staticmethod(mtp)
 
 
+def eagle(model: CausalLM, kernels: Kernels) -> Drafter:
+    assert isinstance(model, Decoder)
+    shape = EagleShape(replace(SHAPE, num_layers=1), (0, 1, 1), torch.arange(0, 64, 2))
+    return of_head(Eagle3Head(shape, kernels, model, ("lm_head.weight",), SHAPE.hidden_size))
+
+
 def itself(model: CausalLM, kernels: Kernels) -> Drafter:
     return model_drafter(model, 6, DraftDraws(Sampler(())))
 
@@ -55,6 +63,12 @@ def smaller(model: CausalLM, kernels: Kernels) -> Drafter:
     draft = build_model(replace(SHAPE, hidden_size=32, num_layers=1, num_heads=2), kernels)
     randomized(draft.slots(), 13)
     return model_drafter(draft, 6, DraftDraws(Sampler(())))
+
+
+class EagleWorker(LlamaWorker):
+    """EAGLE-3, whose head knows half of the ids."""
+
+    make_drafter = staticmethod(eagle)
 
 
 class SmallerWorker(LlamaWorker):
@@ -91,7 +105,7 @@ def one_thread():
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
-@pytest.mark.parametrize("worker", [MtpWorker, ItselfWorker, SmallerWorker])
+@pytest.mark.parametrize("worker", [MtpWorker, EagleWorker, ItselfWorker, SmallerWorker])
 def test_every_request_has_the_tokens_it_has_alone_whoever_drafts(worker: type[LlamaWorker], mode: str) -> None:
     memory, kernels, seen = Memory(), InvariantKernels(), Counter[str]()
     life_class = type("OneLife", (LlamaLife,), {"base": worker})
