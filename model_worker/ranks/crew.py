@@ -5,7 +5,7 @@ from multiprocessing.connection import Connection
 
 from model_worker.group import GroupBroken
 from model_worker.ranks.gloo_group import TIMEOUT_S, GlooGroup
-from model_worker.ranks.orders import Answer, Join, Order, receive, send
+from model_worker.ranks.orders import Answer, Join, Order, PoolSize, receive, send
 
 
 class RankLost(BaseException):
@@ -26,7 +26,15 @@ class Crew:
         self._lines = lines
         self._generation = 0
 
-    def tell(self, order: Order) -> None:
+    def begin(self, size: PoolSize) -> None:
+        """Wait until every rank has loaded its part, tell it the size of its pools, and meet. Raises RankFailed, RankLost."""
+        for rank, answer in enumerate(self._answers(None), 1):
+            if answer.failure:
+                raise RankFailed(f"rank {rank}: {answer.failure}")
+        self.tell(size)
+        self._join()
+
+    def tell(self, order: Order | PoolSize) -> None:
         """Give every rank the same order. Raises RankLost."""
         for rank, line in enumerate(self._lines, 1):
             try:
@@ -36,22 +44,28 @@ class Crew:
 
     def answers(self) -> list[Answer]:
         """Wait for what every rank says to the last order, by rank from 1 on. Raises RankLost."""
-        return [self._answer(rank, line) for rank, line in enumerate(self._lines, 1)]
+        return self._answers(TIMEOUT_S)
 
     def meet_again(self) -> None:
         """After a failed pass, which has broken the group: make a new one. Raises RankLost."""
         self._generation += 1
         self.tell(Join(self._generation))
+        self._join()
+        self.answers()
+
+    def _join(self) -> None:
         try:
             self.group.join(self._generation)
         except GroupBroken as error:
             raise RankLost(str(error)) from error
-        self.answers()
 
-    def _answer(self, rank: int, line: Connection) -> Answer:
+    def _answers(self, timeout_s: float | None) -> list[Answer]:
+        return [self._answer(rank, line, timeout_s) for rank, line in enumerate(self._lines, 1)]
+
+    def _answer(self, rank: int, line: Connection, timeout_s: float | None) -> Answer:
         try:
-            if not line.poll(TIMEOUT_S):
-                raise RankLost(f"rank {rank} of {self.group.size} has not answered for {TIMEOUT_S:g} s")
+            if not line.poll(timeout_s):
+                raise RankLost(f"rank {rank} of {self.group.size} has not answered for {timeout_s:g} s")
             answer: Answer = receive(line)
         except (EOFError, OSError) as error:
             raise self._lost(rank) from error

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, though not marked so
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from model_worker.group import GroupBroken
@@ -24,6 +26,11 @@ class GlooGroup:
         self.size = size
         self._store = store
         self._process_group: Any = None  # torch publishes no annotations for its methods
+
+    @classmethod
+    def at_file(cls, store: Path, rank: int, size: int) -> "GlooGroup":
+        """Of ranks that find each other by the file `store`; whoever is first makes it."""
+        return cls(FileStore(str(store), size), rank, size)
 
     def join(self, generation: int) -> None:
         """Meet the others anew, who join the same generation (from 0, each higher than those before); returns when all are there. Raises

@@ -51,6 +51,14 @@ Order = Forward | Moves | Read | Join
 """`Moves` is answered by nothing, the others by an `Answer`."""
 
 
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """Said once to a rank that has loaded its part, before any order: the blocks of its pool and of its host pool."""
+
+    num_blocks: int
+    num_host_blocks: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
     """The order has been carried out, unless `failure` says why not: in words, with `is_consequence` where only the others' failing made this
@@ -61,7 +69,7 @@ class Answer:
     blocks: tuple[np.ndarray, ...] = ()
 
 
-def send(line: Connection, message: Order | Answer) -> None:
+def send(line: Connection, message: object) -> None:
     """Send `message`. Raises OSError where nobody is at the other end."""
     line.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 

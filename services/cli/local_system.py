@@ -50,7 +50,9 @@ def local_parts(config: UpConfig, folder: DataFolder) -> list[Part]:
     redis = None if config.redis_url else EmbeddedRedis(folder.redis)
     redis_url = config.redis_url or (redis.url if redis else "")
     group = re.sub(r"[{}: ]", "-", served_name(config.model))  # another model in the same folder is another group
-    invariant = ["--batch-invariant"] if config.batch_invariant else []
+    model_options = ["--batch-invariant"] if config.batch_invariant else []
+    if config.tensor_parallel_size > 1:
+        model_options += ["--tensor-parallel-size", str(config.tensor_parallel_size)]
     drain, lease = ["--drain-grace-s", str(DRAIN_GRACE_S)], ["--lease-ms", str(LEASE_MS)]
     drafts, proposer = _speculation(config.speculation)
     parts: list[Part] = [
@@ -60,7 +62,7 @@ def local_parts(config: UpConfig, folder: DataFolder) -> list[Part]:
             folder,
             ["--worker", worker, "--redis", redis_url, "--group", group, "--listen", scheduler, *lease, *drafts],
         ),
-        _role("worker", folder, ["--model", config.model, "--listen", worker, *invariant, *drafts, *proposer]),
+        _role("worker", folder, ["--model", config.model, "--listen", worker, *model_options, *drafts, *proposer]),
     ]
     return [*parts, RedisPart(redis)] if redis else parts
 

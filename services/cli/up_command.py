@@ -35,6 +35,7 @@ _TEXTS = {
     "prompt": Text("The question asked once everything runs; empty asks none.", "TEXT"),
     "once": Text("End after the answer instead of serving on."),
     "batch_invariant": Text("Compute a request bit for bit the same whatever runs beside it; slower (see docs/operations.md)."),
+    "tensor_parallel_size": Text("Worker processes that hold the model together, each a part of it.", "COUNT"),
     "start_timeout_s": Text("Give up when not everything is ready after this long.", "SECONDS"),
     **SPECULATION_TEXTS,
 }

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.worker.config import SpeculationConfig
+from services.worker.config import SpeculationConfig, check_ranks
 from tessera.values.config import Config, ConfigError
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -24,6 +24,7 @@ class UpConfig:
     prompt: str = "What is the capital of France? Answer in one sentence."  # empty: ask nothing
     once: bool = False
     batch_invariant: bool = False  # see the worker's
+    tensor_parallel_size: int = 1  # see the worker's
     start_timeout_s: float = 300.0
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
@@ -34,6 +35,7 @@ class UpConfig:
         if self.start_timeout_s <= 0:
             raise ConfigError(f"start_timeout_s must be positive, got {self.start_timeout_s}")
         self.speculation.check_invariance(self.batch_invariant)
+        check_ranks(self.tensor_parallel_size, self.speculation)
         if self.once and not self.prompt:
             raise ConfigError("once ends after the answer, so it needs a prompt")
         if self.speculation.num_speculative_tokens > DRAFTS_MAX:

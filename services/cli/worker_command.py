@@ -15,7 +15,7 @@ _TEXTS = {
         "MODEL",
     ),
     "listen": Text("Where the scheduler connects. Port 0 takes a free one.", "HOST:PORT"),
-    "kv_cache_bytes": Text("Memory for the KV cache; whole blocks of it are used.", "BYTES"),
+    "kv_cache_bytes": Text("Memory for the KV cache, of all processes together; whole blocks of it are used.", "BYTES"),
     "swap_bytes": Text(
         "Host memory for the KV of running sequences that must make room, where the scheduler's preemption mode is swap. 0: none.",
         "BYTES",
@@ -27,7 +27,14 @@ _TEXTS = {
     ),
     "max_model_len": Text("Longest prompt plus output. Without it: what the model was trained for.", "TOKENS"),
     **SPECULATION_TEXTS,
-    "threads": Text("Threads that compute, 1 to 1024. Without it: one per core that this process may use.", "COUNT"),
+    "threads": Text(
+        "Threads that compute, 1 to 1024, in each process of the worker. Without it: one per core that it may use, shared among them.",
+        "COUNT",
+    ),
+    "tensor_parallel_size": Text(
+        "Processes that hold the model together, each a part of its weights and of the KV cache; must divide its attention heads.",
+        "COUNT",
+    ),
     "batch_invariant": Text(
         "Compute a request bit for bit the same alone, in any batch, and after any preemption or restart; slower (see docs/operations.md)."
     ),

@@ -12,6 +12,9 @@ PROPOSERS = ("ngram", "mtp", "draft_model", "eagle")
 WITH_FILES = ("draft_model", "eagle")
 """Proposers that come from files of their own."""
 
+WITH_RANKS = ("ngram", "draft_model")
+"""Proposers for a model over several ranks: rank 0 drafts alone. The others build on layers of which rank 0 has but a part."""
+
 VERIFICATIONS = ("coupled", "rejection")
 """Which drafts stand: `coupled` those that are what the model draws with its own noise, which changes no token; `rejection` those that rejection
 sampling accepts, which changes tokens and not their distribution."""
@@ -53,6 +56,21 @@ class SpeculationConfig:
             raise ConfigError("batch_invariant and verification rejection exclude each other: tokens would depend on drafts")
 
 
+RANKS_MAX = 64
+"""Ranks are processes of one machine; no model's heads can be spread over more for any good."""
+
+
+def check_ranks(tensor_parallel_size: int, speculation: SpeculationConfig) -> None:
+    """Raise ConfigError for ranks that cannot be, or cannot be drafted for."""
+    if not 1 <= tensor_parallel_size <= RANKS_MAX:
+        raise ConfigError(f"tensor_parallel_size must be from 1 to {RANKS_MAX}, got {tensor_parallel_size}")
+    if tensor_parallel_size > 1 and speculation.num_speculative_tokens and speculation.proposer not in WITH_RANKS:
+        raise ConfigError(
+            f"proposer {speculation.proposer} is only for tensor_parallel_size 1, got {tensor_parallel_size}: "
+            f"use {' or '.join(WITH_RANKS)}"
+        )
+
+
 THREADS_MAX = 1024
 """More cores than any machine has for one worker; torch starts as many threads as it is told to, and ends the process where it cannot."""
 
@@ -76,7 +94,8 @@ class WorkerConfig:
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None  # tokens, prompt and output; None: what the model was trained for
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
-    threads: int | None = None  # torch threads; None: one per core this process may use
+    threads: int | None = None  # torch threads of each process; None: one per core this worker may use, in all
+    tensor_parallel_size: int = 1  # processes that hold the model together, each a part of it
     batch_invariant: bool = False  # the same bits for a request in any batch, however its context was computed
     heartbeat_ms: int = 500
     drain_grace_s: float = 10.0  # after SIGTERM: how long its requests may take to go elsewhere, or to end
@@ -98,6 +117,7 @@ class WorkerConfig:
                 f"threads must be at most {THREADS_MAX}, got {self.threads}: more than cores only makes a batch slower"
             )
         check_minimums(self, {**dict.fromkeys(names, 1), "drain_grace_s": 0, "swap_bytes": 0})
+        check_ranks(self.tensor_parallel_size, self.speculation)
         if self.block_size != 1 and self.block_size % 16:
             raise ConfigError(f"block_size must be 1 or a multiple of 16, got {self.block_size}")
         self.speculation.check_invariance(self.batch_invariant)

@@ -28,7 +28,8 @@ from tessera.values.model import ModelInfo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """The model that is served, with the files that it is from (None: it is from none) and the kernels that it runs on."""
+    """The model that is served, with the files that it is from (None: it is from none) and the kernels that whoever drafts for it runs on: the
+    model's own, but where several ranks have a part of the model and one drafts."""
 
     model: CausalLM
     info: ModelInfo

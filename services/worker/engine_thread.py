@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from model_worker.batch_refused import BatchRefused
 from model_worker.engine import Engine
+from model_worker.ranks.crew import RankLost
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 
 Outcome = ScheduledBatchOutput | BatchRefused
@@ -40,7 +41,7 @@ class EngineThread:
     """Executes submitted batches in order. Made and called on the event loop, which hears every outcome too.
 
     The engine belongs to the thread; the loop may use it after `fence` has returned and until the next `submit`. `crashed` never
-    completes unless the engine raises something else than BatchRefused: a bug, after which what it holds cannot be trusted.
+    completes unless the engine raises something else than BatchRefused: RankLost, or a bug, after which what it holds cannot be trusted.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -107,7 +108,7 @@ class EngineThread:
                     self._call(partial(_answer, item.done, item.do()))
                 else:
                     self._call(partial(item.tell, self._execute(item.batch)))
-        except Exception as error:  # noqa: BLE001 - handed to the loop, which ends the process
+        except (Exception, RankLost) as error:  # noqa: BLE001 - handed to the loop, which ends the process
             self._call(partial(self.crashed.set_exception, error))
 
     def _next(self) -> _Job | _Visit | None:

@@ -4,15 +4,18 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
 from model_worker.engine import Engine
+from model_worker.ranks.crew import RankLost
 from services.rpc.logs import configure_logs
 from services.rpc.server import RpcServer, ServerConfig, stop_signal
 from services.worker.config import WorkerConfig
 from services.worker.engine_thread import EngineThread
 from services.worker.loading import load_engine, load_in_background
+from services.worker.rank_processes import RankProcesses
 from services.worker.servicer import SERVICE_NAME, WorkerServicer
 from tessera.worker.v1 import worker_pb2_grpc
 
@@ -24,25 +27,41 @@ STOP_GRACE_S = 2.0
 
 def run(config: WorkerConfig) -> None:
     """Serve until SIGTERM or SIGINT, then let the requests go elsewhere and finish the started batch. Raises what `load_engine` raises,
-    and BindError."""
+    and BindError. Exits 1 at once where another rank is lost."""
     configure_logs("worker", config.log_level)
-    if not asyncio.run(serve(config, load_engine)):
+    try:
+        status = None if asyncio.run(_serve_with_ranks(config)) else 0
+    except RankLost as error:
+        _log.error("the worker ends", reason=str(error))
+        status = 1
+    if status is not None:
         logging.shutdown()
-        os._exit(0)  # not by way of the interpreter's end, which a thread inside torch would break into an abort
+        os._exit(status)  # not by way of the interpreter's end, which a thread inside torch would break into an abort
 
 
-async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine]) -> bool:
-    """Answer health at once, load in the background, serve until a signal. Raises what `load` raises, BindError, and any bug that
-    ends the engine: the process must not go on with slots that it cannot trust. False where the signal came while the model was
-    loading: a thread is still at it."""
-    stop = stop_signal()
+async def _serve_with_ranks(config: WorkerConfig) -> bool:
+    ranks = RankProcesses(config)
+    try:
+        await ranks.start()
+        return await serve(config, partial(load_engine, ranks=ranks), ranks)
+    finally:
+        await ranks.stop()
+
+
+async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine], ranks: RankProcesses | None = None) -> bool:
+    """Answer health at once, load in the background, serve until a signal. Raises what `load` raises, BindError, RankLost when one of `ranks`
+    is, and any bug that ends the engine: the process must not go on with slots that it cannot trust. False where the signal came while the
+    model was loading: a thread is still at it."""
+    stop, lost = stop_signal(), (ranks or RankProcesses(config)).lost
     server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file))
     servicer = WorkerServicer(config.heartbeat_ms / 1000)
     server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, servicer, SERVICE_NAME, ready=False)
     address = await server.start(announce=False)
     try:
         loading = load_in_background(load, config)
-        await asyncio.wait((stop, loading), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((stop, loading, lost), return_when=asyncio.FIRST_COMPLETED)
+        if lost.done():
+            lost.result()
         if not loading.done():
             return False
         thread = EngineThread(loading.result())
@@ -50,9 +69,10 @@ async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine]) ->
         server.health.set_ready(SERVICE_NAME, True)
         server.announce(address)
         _log.info("serving", address=address)
-        await asyncio.wait((stop, thread.crashed), return_when=asyncio.FIRST_COMPLETED)
-        if thread.crashed.done():
-            thread.crashed.result()
+        await asyncio.wait((stop, thread.crashed, lost), return_when=asyncio.FIRST_COMPLETED)
+        for end in (lost, thread.crashed):
+            if end.done():
+                end.result()
         server.health.drain()
         await servicer.leave(config.drain_grace_s)
         await servicer.drain()

@@ -49,6 +49,14 @@ def test_a_bad_option_is_a_usage_error(arguments: tuple[str, ...], complaint: st
     assert not (tmp_path / "untouched").exists()
 
 
+def test_the_worker_alone_is_told_of_its_ranks(tmp_path: Path) -> None:
+    parts = local_parts(UpConfig(tensor_parallel_size=3, redis_url="redis://127.0.0.1:1/0"), DataFolder(tmp_path))
+    commands = {part.name: part._spec.command for part in parts}
+    at = commands["worker"].index("--tensor-parallel-size")
+    assert commands["worker"][at + 1] == "3"
+    assert all("--tensor-parallel-size" not in command for name, command in commands.items() if name != "worker")
+
+
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_the_worker_alone_is_told_to_be_batch_invariant(batch_invariant: bool, tmp_path: Path) -> None:
     parts = local_parts(UpConfig(batch_invariant=batch_invariant, redis_url="redis://127.0.0.1:1/0"), DataFolder(tmp_path))

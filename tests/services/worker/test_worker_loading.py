@@ -1,7 +1,7 @@
 """From configuration to engine: what is refused, and what a worker then says of itself."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,18 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
+from model_worker.group import Alone
 from model_worker.kernels import invariant_backend
 from model_worker.kernels.row_tiles import NotInvariant
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_pool import KVPoolTooSmall
+from model_worker.layers.share import HeadsDoNotDivide
 from model_worker.models.registry import build_model
 from model_worker.weights.errors import DraftMismatch, ModelUnsupported
 from model_worker.weights.hugging_face_config import HuggingFaceConfig
 from services.cli.up_config import UpConfig
 from services.worker.config import SpeculationConfig, WorkerConfig
-from services.worker.loading import load_engine
+from services.worker.loading import load_engine, load_part
 from tessera.values.config import ConfigError
 from tessera.values.known_models import ModelNotFound
 from tests.parity.eagle_reference import EagleReference
@@ -42,6 +44,12 @@ CONFIG = WorkerConfig(model="deterministic", kv_cache_bytes=1 << 16, threads=1)
         (
             {"max_num_seqs": 100, "max_num_batched_tokens": 99},
             r"max_num_batched_tokens \(99\) must be at least max_num_seqs \(100\)",
+        ),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be from 1 to 64, got 0"),
+        ({"tensor_parallel_size": 65}, "tensor_parallel_size must be from 1 to 64, got 65"),
+        (
+            {"tensor_parallel_size": 2, "speculation": SpeculationConfig(2, "mtp")},
+            "proposer mtp is only for tensor_parallel_size 1, got 2: use ngram or draft_model",
         ),
         ({"threads": 0}, "threads must be at least 1"),
         ({"max_model_len": 0}, "max_model_len must be at least 1"),
@@ -107,6 +115,18 @@ def test_the_pool_follows_from_what_the_architecture_keeps(tmp_path: Path) -> No
     geometry = load_engine(config).description.geometry
     assert (geometry.bytes_per_token, geometry.kv_format) == (3 * 32 * 4, "torch/f32/latent")
     assert (geometry.num_blocks, geometry.num_host_blocks) == (100_000 // (16 * 384), 50_000 // (16 * 384))
+
+
+def test_a_model_whose_heads_cannot_be_spread_is_refused_with_the_numbers() -> None:
+    @dataclass
+    class FirstOfTwo(Alone):
+        size: int = 2
+
+    config = replace(CONFIG, model="SmolLM2-135M-Instruct", tensor_parallel_size=2)
+    with pytest.raises(
+        HeadsDoNotDivide, match="tensor_parallel_size is 2, which does not divide the model's 9 attention heads"
+    ):
+        load_part(config, FirstOfTwo())
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
