@@ -172,18 +172,24 @@ class Engine:
         """Compute rows that are nobody's. Returns an error for each where that failed."""
         counts, context_lens = batch.num_scheduled_tokens.astype(np.int64), batch.context_lens.astype(np.int64)
         try:
-            self._model.forward(build_dummy_batch(counts, context_lens, batch.num_decodes, self._kv), self._kv)
+            self._compute_dummy(counts, context_lens, batch.num_decodes)
         except Exception as error:  # noqa: BLE001 - as for rows that are somebody's
             _log.warning("step %d, a dummy run, failed: %s", batch.step_id, _text(error), exc_info=error)
             return tuple(RowError(row, _text(error)) for row in range(batch.num_rows))
+        return ()
+
+    def _compute_dummy(self, counts: np.ndarray, context_lens: np.ndarray, num_decodes: int) -> None:
+        """See `build_dummy_batch`; leaves no trace."""
+        try:
+            self._model.forward(build_dummy_batch(counts, context_lens, num_decodes, self._kv), self._kv)
         finally:
             self._blocks.move(Moves(zero_blocks=np.array([self._kv.null_block])))
-        return ()
 
     def _run(self, batch: ScheduledBatch) -> RowResults:
         """Compute the rows of a batch."""
         rows, order = select_rows(batch, self._slots, self._propose)
-        if not len(order):
+        if not len(order):  # in a lockstep group the others wait for a pass, whoever's it is
+            self._compute_dummy(np.ones(1, np.int64), np.ones(1, np.int64), 1)
             return RowResults.none(batch.num_rows)
         results = self._advance(rows, batch.step_id).of_batch(order, batch.num_rows)
         room = batch.num_scheduled_tokens[: batch.num_decodes]

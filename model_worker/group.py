@@ -1,4 +1,4 @@
-"""The port to the ranks that hold one model together (tensor parallelism: Megatron-LM, arXiv:1909.08053, section 3)."""
+"""The port to the ranks that hold one model together (tensor parallelism: Megatron-LM, arXiv:1909.08053, section 3), or its experts."""
 
 from typing import Protocol
 
@@ -31,6 +31,10 @@ class Group(Protocol):
         """`all_gather` for rank 0 alone; None on the others."""
         ...
 
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """Of `x` `[size, ...]` part number `rank`, summed over the ranks in their order."""
+        ...
+
 
 class GroupBroken(Exception):
     """A collective call cannot end: another rank has left it, or does not come."""
@@ -50,6 +54,9 @@ class Alone:
 
     def gather(self, x: Tensor) -> Tensor | None:
         return x.unsqueeze(0)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        return x[0]
 
 
 ALONE: Group = Alone()

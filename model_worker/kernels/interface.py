@@ -76,10 +76,12 @@ class ClampedExperts:
 
 
 class Kernels(ABC):
-    """One backend. `group`: the ranks that hold the model together; layers hold their share of the weights and exchange what it gives."""
+    """One backend. `group`: the ranks that hold the model together; layers hold their share of the weights and exchange what it gives. `peers`:
+    the workers that share their experts, see `model_worker.layers.expert_parallel`."""
 
-    def __init__(self, group: Group = ALONE) -> None:
+    def __init__(self, group: Group = ALONE, peers: Group = ALONE) -> None:
         self.group = group
+        self.peers = peers
 
     @abstractmethod
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -31,8 +31,8 @@ class InvariantKernels(TorchKernels):
     """Finds the tiles of a weight's shape, and of a head's, when it first meets them: then any operation may raise NotInvariant, a
     ConfigError."""
 
-    def __init__(self, group: Group = ALONE) -> None:
-        super().__init__(group)
+    def __init__(self, group: Group = ALONE, peers: Group = ALONE) -> None:
+        super().__init__(group, peers)
         self._row_tiles: dict[tuple[int, ...], RowTiles] = {}
         self._attention_tiles: dict[tuple[int, int], AttentionTiles] = {}
 

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from model_worker.kernels.interface import Kernels
 from model_worker.layers.decoder import FeedForward
+from model_worker.layers.expert_parallel import expert_share, over_peers
 from model_worker.layers.mlp import MLP
 from model_worker.layers.router import Router, SigmoidRouter, SoftmaxRouter
-from model_worker.layers.share import Share
 from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.experts_config import ExpertsConfig
 from model_worker.models.model_config import ModelConfig
@@ -28,7 +28,7 @@ def dense_or_experts(
 
 class Experts:
     """The weighted sum of the chosen experts, each an MLP, and of those that all tokens share. `names`: see LLAMA_NAMES. Each rank has some of the
-    experts, and a share of each shared one; all choose alike."""
+    experts, and a share of each shared one; all ranks of a worker choose alike."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Experts:
         self._kernels = kernels
         self._router = router
         self._names = names
-        self._share = Share.of_rank(config.num_experts, kernels.group)
+        self._share = expert_share(config.num_experts, kernels)
         size, count = config.intermediate_size, self._share.size
         # Stored [in, out] as in Linear; both read as the usual [out, in], gate above up.
         self._gate_up = torch.empty(count, hidden_size, 2 * size).transpose(1, 2)
@@ -51,8 +51,11 @@ class Experts:
     def __call__(self, x: Tensor) -> Tensor:
         """`x` and the result are `[T, hidden_size]`."""
         ids, weights = self._router(x)
-        output = self._kernels.experts(x, ids - self._share.start, weights, self._gate_up, self._down)
+        output = over_peers(self._kernels.peers, x, ids, weights, self._chosen)
         return self._kernels.group.all_reduce(output if self._shared is None else output + self._shared.partial(x))
+
+    def _chosen(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return self._kernels.experts(x, ids - self._share.start, weights, self._gate_up, self._down)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes, expert by expert."""

@@ -8,8 +8,9 @@ from model_worker.kernels.interface import ClampedExperts, Kernels, PagedAttenti
 from model_worker.kv_pool import KVPool
 from model_worker.layers.attention import Attention
 from model_worker.layers.decoder import Decoder, DecoderLayer
+from model_worker.layers.expert_parallel import expert_share, over_peers
 from model_worker.layers.router import SoftmaxRouter
-from model_worker.layers.share import Share, head_share
+from model_worker.layers.share import head_share
 from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.model_config import ModelConfig
 
@@ -40,7 +41,7 @@ class GptOssExperts:
         assert experts is not None and experts.swiglu is not None
         self._kernels = kernels
         self._router = SoftmaxRouter(kernels, config.hidden_size, experts, name="router", bias=True)
-        self._share = Share.of_rank(experts.num_experts, kernels.group)
+        self._share = expert_share(experts.num_experts, kernels)
         count, size = self._share.size, experts.intermediate_size
         self._experts = ClampedExperts(
             gate_up=torch.empty(count, config.hidden_size, 2 * size).transpose(1, 2),
@@ -54,7 +55,10 @@ class GptOssExperts:
     def __call__(self, x: Tensor) -> Tensor:
         """`x` and the result are `[T, hidden_size]`."""
         ids, weights = self._router(x)
-        return self._kernels.group.all_reduce(self._kernels.clamped_experts(x, ids - self._share.start, weights, self._experts))
+        return self._kernels.group.all_reduce(over_peers(self._kernels.peers, x, ids, weights, self._chosen))
+
+    def _chosen(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return self._kernels.clamped_experts(x, ids - self._share.start, weights, self._experts)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes."""

@@ -5,6 +5,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, though not marked so
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
@@ -55,10 +56,7 @@ class GlooGroup:
         """Adds in the order of the ranks, so that an element's bits do not depend on its neighbours in `x`: gloo's own sum begins at another
         rank for each part of `x`, which does not matter to a sum of two."""
         if self.size > 2:
-            parts = self.all_gather(x)
-            for part in parts[1:]:
-                parts[0] += part
-            return parts[0]
+            return _sum_in_order(self.all_gather(x))
         x = x.contiguous()
         self._wait(lambda group: group.allreduce([x]))
         return x
@@ -75,6 +73,12 @@ class GlooGroup:
         self._wait(lambda group: group.gather([] if gathered is None else list(gathered), x, 0))
         return gathered
 
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        parts = torch.empty_like(x)
+        self._wait(lambda group: group.alltoall_base(parts, x, [], []))
+        return _sum_in_order(parts)
+
     def _wait(self, begin: Callable[[Any], Any]) -> None:
         if self._process_group is None:
             raise GroupBroken(f"rank {self.rank} has left its group")
@@ -82,3 +86,10 @@ class GlooGroup:
             begin(self._process_group).wait()
         except RuntimeError as error:
             raise GroupBroken(f"rank {self.rank} waits for others in vain: {error}") from error
+
+
+def _sum_in_order(parts: Tensor) -> Tensor:
+    """The sum over the first dimension, in `parts[0]`."""
+    for part in parts[1:]:
+        parts[0] += part
+    return parts[0]

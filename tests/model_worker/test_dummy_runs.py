@@ -37,6 +37,17 @@ def test_a_dummy_run_computes_rows_of_the_given_size_and_path() -> None:
     assert batch.context_lens.tolist() == [9, 40, 7] and batch.positions.tolist() == [8, 39, 2, 3, 4, 5, 6]
 
 
+def test_rows_that_have_all_failed_cost_a_pass_all_the_same() -> None:
+    """Or the other workers of a lockstep group would wait for one."""
+    driver = EngineDriver(model := WatchedLM())
+    driver.run([Row(0, 6, 6)], [entry(0, PROMPT, [7, 2])])
+    driver.engine._slots.failures[0] = "it cannot be computed"
+    output = driver.run([Row(0, 1, 7)])
+    assert output.token_counts.tolist() == [0] and [error.message for error in output.row_errors] == ["it cannot be computed"]
+    assert len(model.batches) == 2 and model.batches[1].num_tokens == 1
+    assert not driver.pool.block(driver.pool.null_block).any()
+
+
 def test_a_dummy_run_leaves_no_trace(pair: Pair) -> None:
     """Beside a slot of a real model: pools, report and the slot's next token stay what they would have been."""
     driver, undisturbed = EngineDriver(pair.ours), EngineDriver(pair.ours)
