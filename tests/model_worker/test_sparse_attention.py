@@ -118,6 +118,18 @@ def test_a_row_of_nan_leaves_its_neighbours_alone() -> None:
     assert torch.equal(found[0], sound[0]) and torch.equal(found[2:], sound[2:])
 
 
+@pytest.mark.parametrize("num_chosen", [6, 64])
+def test_nan_at_a_later_position_does_not_show(num_chosen: int) -> None:
+    """A wrong draft may bring it."""
+    rows = Rows([20, 20], [5, 12], 4)
+    sound = rows.attend(num_chosen)
+    for stored in rows.stored:
+        stored[-1] = float("nan")
+    found = rows.attend(num_chosen)
+    is_last = torch.tensor([stop == 20 for _, stop in rows.seen])
+    assert found[is_last].isnan().all() and torch.equal(found[~is_last], sound[~is_last])
+
+
 def test_layer_norm() -> None:
     x = torch.randn(3, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     weight, bias = torch.arange(1.0, 6.0), torch.arange(5.0)
