@@ -1,5 +1,6 @@
-"""A group of ranks on one machine's CPUs, joined by torch.distributed's gloo."""
+"""A group of ranks on CPUs, joined by torch.distributed's gloo."""
 
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, though not marked so
+from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]  # public, though not marked so
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from model_worker.group import GroupBroken
@@ -20,12 +21,24 @@ noticed at once."""
 
 
 class GlooGroup:
-    """See `Group`. `store` is where the ranks find each other. Not thread-safe, and no state beside it: several may live in one process."""
+    """See `Group`. `store` is where the ranks find each other, those of other groups under other names. They reach this one at `interface`, an
+    address of this machine; None: that of its host name. Not thread-safe, and no state beside it: several may live in one process."""
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        name: str = "ranks",
+        interface: str | None = LOOPBACK,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         self.rank = rank
         self.size = size
         self._store = store
+        self._name = name
+        self._interface = interface
+        self._timeout = timedelta(seconds=timeout_s)
         self._process_group: Any = None  # torch publishes no annotations for its methods
 
     @classmethod
@@ -33,15 +46,26 @@ class GlooGroup:
         """Of ranks that find each other by the file `store`; whoever is first makes it."""
         return cls(FileStore(str(store), size), rank, size)
 
+    @staticmethod
+    def store_at(address: str, *, is_first: bool) -> Store:
+        """A store at HOST:PORT, which the first to use it serves and the others wait for. Raises RuntimeError."""
+        host, _, port = address.rpartition(":")
+        timeout = timedelta(seconds=TIMEOUT_S)
+        return TCPStore(host.strip("[]"), int(port), None, is_first, timeout, wait_for_workers=False)
+
     def join(self, generation: int) -> None:
         """Meet the others anew, who join the same generation (from 0, each higher than those before); returns when all are there. Raises
         GroupBroken."""
         self.leave()
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # as torch.distributed makes them
-        options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-        options._timeout = timedelta(seconds=TIMEOUT_S)
+        options._timeout = self._timeout
         try:
-            store = PrefixStore(f"generation {generation}", self._store)
+            options._devices = [
+                ProcessGroupGloo.create_default_device()
+                if self._interface is None
+                else ProcessGroupGloo.create_device(hostname=self._interface)
+            ]
+            store = PrefixStore(f"{self._name} {generation}", self._store)
             self._process_group = ProcessGroupGloo(store, self.rank, self.size, options)
         except RuntimeError as error:
             raise GroupBroken(f"rank {self.rank} cannot join the others: {error}") from error
@@ -78,6 +102,11 @@ class GlooGroup:
         parts = torch.empty_like(x)
         self._wait(lambda group: group.alltoall_base(parts, x, [], []))
         return _sum_in_order(parts)
+
+    def wait_until_next_is_gone(self) -> None:
+        """Return when the next rank, or this one, has left. Nobody else may use this group."""
+        with contextlib.suppress(GroupBroken):
+            self._wait(lambda group: group.recv([torch.zeros(1)], (self.rank + 1) % self.size, 0))
 
     def _wait(self, begin: Callable[[Any], Any]) -> None:
         if self._process_group is None:

@@ -35,6 +35,11 @@ _TEXTS = {
         "Processes that hold the model together, each a part of its weights and of the KV cache; must divide its attention heads.",
         "COUNT",
     ),
+    "expert_parallel_size": Text(
+        "Workers that share the experts of one model, of a scheduler with --lockstep; each computes its requests.", "COUNT"
+    ),
+    "expert_parallel_rank": Text("Which of these workers this one is, from 0.", "NUMBER"),
+    "expert_parallel_store": Text("Where these workers find each other: number 0 listens there.", "HOST:PORT"),
     "batch_invariant": Text(
         "Compute a request bit for bit the same alone, in any batch, and after any preemption or restart; slower (see docs/operations.md)."
     ),

@@ -13,7 +13,7 @@ WITH_FILES = ("draft_model", "eagle")
 """Proposers that come from files of their own."""
 
 WITH_RANKS = ("ngram", "draft_model")
-"""Proposers for a model over several ranks: rank 0 drafts alone. The others build on layers of which rank 0 has but a part."""
+"""Proposers for a model over several ranks or workers: one rank drafts alone. The others build on layers of which it has but a part."""
 
 VERIFICATIONS = ("coupled", "rejection")
 """Which drafts stand: `coupled` those that are what the model draws with its own noise, which changes no token; `rejection` those that rejection
@@ -56,19 +56,42 @@ class SpeculationConfig:
             raise ConfigError("batch_invariant and verification rejection exclude each other: tokens would depend on drafts")
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertParallelConfig:
+    """The workers of a lockstep group that share the experts of one model, each with requests of its own."""
+
+    expert_parallel_size: int = 1  # workers
+    expert_parallel_rank: int = 0  # which of them this one is, from 0
+    expert_parallel_store: str = ""  # HOST:PORT where they find each other; number 0 listens there
+
+    def __post_init__(self) -> None:
+        check_minimums(self, {"expert_parallel_size": 1, "expert_parallel_rank": 0})
+        if self.expert_parallel_rank >= self.expert_parallel_size:
+            raise ConfigError(
+                f"expert_parallel_rank ({self.expert_parallel_rank}) must be below expert_parallel_size ({self.expert_parallel_size})"
+            )
+        host, _, port = self.expert_parallel_store.rpartition(":")
+        if self.expert_parallel_size > 1 and not (host and port.isdigit() and 0 < int(port) < 65536):
+            raise ConfigError(
+                f"expert_parallel_store must be host:port with a port from 1 to 65535, got {self.expert_parallel_store!r}"
+            )
+
+
 RANKS_MAX = 64
 """Ranks are processes of one machine; no model's heads can be spread over more for any good."""
 
 
-def check_ranks(tensor_parallel_size: int, speculation: SpeculationConfig) -> None:
+def check_ranks(tensor_parallel_size: int, speculation: SpeculationConfig, expert_parallel_size: int = 1) -> None:
     """Raise ConfigError for ranks that cannot be, or cannot be drafted for."""
     if not 1 <= tensor_parallel_size <= RANKS_MAX:
         raise ConfigError(f"tensor_parallel_size must be from 1 to {RANKS_MAX}, got {tensor_parallel_size}")
-    if tensor_parallel_size > 1 and speculation.num_speculative_tokens and speculation.proposer not in WITH_RANKS:
-        raise ConfigError(
-            f"proposer {speculation.proposer} is only for tensor_parallel_size 1, got {tensor_parallel_size}: "
-            f"use {' or '.join(WITH_RANKS)}"
-        )
+    if not speculation.num_speculative_tokens or speculation.proposer in WITH_RANKS:
+        return
+    for name, size in (("tensor_parallel_size", tensor_parallel_size), ("expert_parallel_size", expert_parallel_size)):
+        if size > 1:
+            raise ConfigError(
+                f"proposer {speculation.proposer} is only for {name} 1, got {size}: use {' or '.join(WITH_RANKS)}"
+            )
 
 
 THREADS_MAX = 1024
@@ -96,6 +119,7 @@ class WorkerConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     threads: int | None = None  # torch threads of each process; None: one per core this worker may use, in all
     tensor_parallel_size: int = 1  # processes that hold the model together, each a part of it
+    experts: ExpertParallelConfig = field(default_factory=ExpertParallelConfig)
     batch_invariant: bool = False  # the same bits for a request in any batch, however its context was computed
     heartbeat_ms: int = 500
     drain_grace_s: float = 10.0  # after SIGTERM: how long its requests may take to go elsewhere, or to end
@@ -117,7 +141,7 @@ class WorkerConfig:
                 f"threads must be at most {THREADS_MAX}, got {self.threads}: more than cores only makes a batch slower"
             )
         check_minimums(self, {**dict.fromkeys(names, 1), "drain_grace_s": 0, "swap_bytes": 0})
-        check_ranks(self.tensor_parallel_size, self.speculation)
+        check_ranks(self.tensor_parallel_size, self.speculation, self.experts.expert_parallel_size)
         if self.block_size != 1 and self.block_size % 16:
             raise ConfigError(f"block_size must be 1 or a multiple of 16, got {self.block_size}")
         self.speculation.check_invariance(self.batch_invariant)

@@ -24,10 +24,12 @@ from model_worker.models.deterministic import ARCHITECTURE, DeterministicLM, det
 from model_worker.ranks.crew import Crew, RankFailed, RankLost
 from model_worker.ranks.gloo_group import GlooGroup
 from model_worker.ranks.leading import LeadingBlocks, LeadingModel
+from model_worker.ranks.lockstep_model import LockstepModel
 from model_worker.ranks.orders import PoolSize
 from model_worker.weights.open_model import load_model, open_model
 from services.worker.config import WorkerConfig
 from services.worker.drafter import LoadedModel, load_drafter
+from services.worker.expert_peers import ExpertPeers
 from services.worker.rank_processes import RankProcesses
 from tessera.values.config import ConfigError
 from tessera.values.identity import new_instance_id
@@ -62,7 +64,8 @@ def load_engine(config: WorkerConfig, ranks: RankProcesses | None = None) -> Eng
     if ranks is not None and ranks.lines:
         crew = Crew(GlooGroup.at_file(ranks.store, 0, config.tensor_parallel_size), ranks.lines)
     group = crew.group if crew is not None else ALONE
-    loaded = load_part(config, group)
+    peers = ExpertPeers(config, 0) if config.experts.expert_parallel_size > 1 else None
+    loaded = load_part(config, group, peers.group if peers is not None else ALONE)
     loaded = replace(loaded, info=replace(loaded.info, max_model_len=_max_model_len(config, loaded.info)))
     model, info = loaded.model, loaded.info
     drafter = load_drafter(config.speculation, config.max_num_seqs, loaded)
@@ -75,6 +78,9 @@ def load_engine(config: WorkerConfig, ranks: RankProcesses | None = None) -> Eng
     if crew is not None:
         _begin(crew, size)
         model, blocks = LeadingModel(model, crew), LeadingBlocks(blocks, model.config.kv_shape.num_kv_heads, crew)
+    if peers is not None:
+        peers.join(ranks.lose if ranks is not None else None)
+        model = LockstepModel(model, peers.group)
     if config.batch_invariant:
         _find_tiles(model, kv, blocks)
         if drafter is not None:
@@ -124,8 +130,8 @@ def load_in_background(load: Callable[[WorkerConfig], Engine], config: WorkerCon
     return loaded
 
 
-def load_part(config: WorkerConfig, group: Group) -> LoadedModel:
-    """The model, or this rank's part of it, loaded with as many threads as it computes with. Raises ModelError, ConfigError."""
+def load_part(config: WorkerConfig, group: Group, peers: Group = ALONE) -> LoadedModel:
+    """The model, or this rank's part of it where others have theirs (`peers`: experts), loaded with as many threads as it computes with. Raises ModelError, ConfigError."""
     threads = config.threads or max(1, len(os.sched_getaffinity(0)) // group.size)
     torch.set_num_threads(threads)
     _log.info("loading model", model=config.model, rank=group.rank, threads=threads, batch_invariant=config.batch_invariant)
@@ -140,8 +146,10 @@ def load_part(config: WorkerConfig, group: Group) -> LoadedModel:
     if config.batch_invariant:
         ask_mkl_for_invariance()
     backend = InvariantKernels if config.batch_invariant else TorchKernels
-    kernels = backend(group)
-    return LoadedModel(load_model(source, kernels), source.info, source, kernels if group.size == 1 else backend())
+    kernels = backend(group, peers)
+    return LoadedModel(
+        load_model(source, kernels), source.info, source, kernels if group.size == peers.size == 1 else backend()
+    )
 
 
 def part_pool(

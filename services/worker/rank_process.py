@@ -5,12 +5,14 @@ from multiprocessing.connection import Connection
 
 import structlog
 
-from model_worker.group import GroupBroken
+from model_worker.group import ALONE, GroupBroken
 from model_worker.kv_blocks import LocalBlocks
+from model_worker.ranks.crew import RankLost
 from model_worker.ranks.gloo_group import GlooGroup
 from model_worker.ranks.orders import Answer, PoolSize, receive, send
 from model_worker.ranks.shard import Shard
 from services.rpc.logs import configure_logs
+from services.worker.expert_peers import ExpertPeers
 from services.worker.loading import load_part, part_pool
 from services.worker.rank_processes import RankSetup
 
@@ -22,8 +24,9 @@ def main(line: Connection) -> None:
     setup: RankSetup = receive(line)
     configure_logs(f"worker rank {setup.rank}", setup.config.log_level)
     group = GlooGroup.at_file(setup.store, setup.rank, setup.config.tensor_parallel_size)
+    peers = ExpertPeers(setup.config, setup.rank) if setup.config.experts.expert_parallel_size > 1 else None
     try:
-        loaded = load_part(setup.config, group)
+        loaded = load_part(setup.config, group, peers.group if peers is not None else ALONE)
     except Exception as error:  # noqa: BLE001 - rank 0 ends with it
         send(line, Answer(failure=f"{type(error).__name__}: {error}"))
         receive(line)  # nothing comes: rank 0 ends, and may have more to say than that a rank is lost
@@ -32,6 +35,8 @@ def main(line: Connection) -> None:
     size: PoolSize = receive(line)
     kv = part_pool(loaded.model, group, setup.config, size)
     group.join(0)
+    if peers is not None:
+        peers.join()
     _log.info("rank ready", rank=group.rank, kv_blocks=kv.num_blocks)
     Shard(loaded.model, kv, LocalBlocks(kv, size.num_host_blocks), group).serve(line)
 
@@ -39,7 +44,7 @@ def main(line: Connection) -> None:
 if __name__ == "__main__":
     try:
         main(Connection(int(sys.argv[1])))
-    except GroupBroken as error:
+    except (GroupBroken, RankLost) as error:
         sys.exit(f"Error: {error}")
     except (EOFError, OSError):
         pass  # rank 0 is gone, and has said why

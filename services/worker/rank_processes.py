@@ -32,12 +32,13 @@ class RankProcesses:
     """Ranks 1 and up of one worker; none where it has but one. They end with this process whatever ends it, since the kernel kills them then.
 
     Belongs to the event loop of the main thread. `lines` lead to the ranks, in their order. `lost` completes, with a RankLost, when one of
-    them ends by itself.
+    them ends by itself, or somebody else that the worker cannot do without.
     """
 
     def __init__(self, config: WorkerConfig) -> None:
         self.lines: list[Connection] = []
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[None] = self._loop.create_future()
         self._config = config
         self._folder: TemporaryDirectory[str] | None = None
         self._processes: list[asyncio.subprocess.Process] = []
@@ -91,5 +92,13 @@ class RankProcesses:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         text = f"rank {rank} of {self._config.tensor_parallel_size} {how}"
         _log.error("a rank is lost", rank=rank, how=how)
+        self._lose(f"{text}: no rank can do without the others")
+
+    def lose(self, text: str) -> None:
+        """Complete `lost`, from any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._lose, text)
+
+    def _lose(self, text: str) -> None:
         if not self.lost.done():
-            self.lost.set_exception(RankLost(f"{text}: no rank can do without the others"))
+            self.lost.set_exception(RankLost(text))

@@ -9,7 +9,7 @@ import pytest
 from near_ties import Judge
 from process_stack import Stack, StackOptions
 from stream_reader import Reader, wait_until
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tiny_served_model import save_served
 from transformers import LlamaConfig
 
 from model_worker.kernels.torch_backend import TorchKernels
@@ -17,7 +17,6 @@ from model_worker.weights.open_model import load_model, open_model
 from tessera.client import Client
 from tessera.values.config import Config
 from tests.parity.in_process import InProcess
-from tests.parity.tiny_models import save_random
 
 SHAPE = {
     "vocab_size": 256,
@@ -42,13 +41,7 @@ DRAFTS = ["--num-speculative-tokens", "3"]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A random Llama whose tokens are bytes."""
-    directory = tmp_path_factory.mktemp("model") / "tiny"
-    save_random(LlamaConfig(**SHAPE), directory)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer.save(str(directory / "tokenizer.json"))
-    return str(directory)
+    return save_served(LlamaConfig(**SHAPE), tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="module")

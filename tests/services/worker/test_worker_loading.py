@@ -20,7 +20,7 @@ from model_worker.models.registry import build_model
 from model_worker.weights.errors import DraftMismatch, ModelUnsupported
 from model_worker.weights.hugging_face_config import HuggingFaceConfig
 from services.cli.up_config import UpConfig
-from services.worker.config import SpeculationConfig, WorkerConfig
+from services.worker.config import ExpertParallelConfig, SpeculationConfig, WorkerConfig
 from services.worker.loading import load_engine, load_part
 from tessera.values.config import ConfigError
 from tessera.values.known_models import ModelNotFound
@@ -51,6 +51,13 @@ CONFIG = WorkerConfig(model="deterministic", kv_cache_bytes=1 << 16, threads=1)
             {"tensor_parallel_size": 2, "speculation": SpeculationConfig(2, "mtp")},
             "proposer mtp is only for tensor_parallel_size 1, got 2: use ngram or draft_model",
         ),
+        (
+            {
+                "experts": ExpertParallelConfig(2, 0, "127.0.0.1:1"),
+                "speculation": SpeculationConfig(2, "mtp"),
+            },
+            "proposer mtp is only for expert_parallel_size 1, got 2: use ngram or draft_model",
+        ),
         ({"threads": 0}, "threads must be at least 1"),
         ({"max_model_len": 0}, "max_model_len must be at least 1"),
         ({"heartbeat_ms": 0}, "heartbeat_ms must be at least 1"),
@@ -59,6 +66,20 @@ CONFIG = WorkerConfig(model="deterministic", kv_cache_bytes=1 << 16, threads=1)
 def test_numbers_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(CONFIG, **changes)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"expert_parallel_size": 0}, "expert_parallel_size must be at least 1, got 0"),
+        ({"expert_parallel_rank": 1}, r"expert_parallel_rank \(1\) must be below expert_parallel_size \(1\)"),
+        ({"expert_parallel_size": 2}, "expert_parallel_store must be host:port with a port from 1 to 65535, got ''"),
+        ({"expert_parallel_size": 2, "expert_parallel_store": "here"}, "expert_parallel_store must be host:port"),
+    ],
+)
+def test_workers_that_cannot_share_experts_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ExpertParallelConfig(**given)
 
 
 @pytest.mark.parametrize(
