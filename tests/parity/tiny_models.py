@@ -77,10 +77,19 @@ _YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max
 
 
 def tiny_configs() -> dict[str, list[PreTrainedConfig]]:
-    """Architecture -> shapes that between them use all that we support of it."""
+    """Architecture -> shapes that between them use all that we support of it. Their numbers of experts are such that no choice among them
+    is close, for the prompts of `architectures` and their outputs: the last that is chosen and the first that is not have probabilities
+    5e-5 apart or more, where rounding makes 1e-6."""
     return {
         "Glm4MoeForCausalLM": [
-            Glm4MoeConfig(**_GLM4, use_qk_norm=True, attention_bias=True, n_group=1, topk_group=1, num_nextn_predict_layers=1),
+            Glm4MoeConfig(
+                **_GLM4 | {"n_routed_experts": 10},
+                use_qk_norm=True,
+                attention_bias=True,
+                n_group=1,
+                topk_group=1,
+                num_nextn_predict_layers=1,
+            ),
             Glm4MoeConfig(**_GLM4, partial_rotary_factor=0.25, n_group=4, topk_group=1, norm_topk_prob=False),
         ],
         "GptOssForCausalLM": [
@@ -91,7 +100,7 @@ def tiny_configs() -> dict[str, list[PreTrainedConfig]]:
             LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3, attention_bias=True, mlp_bias=True, head_dim=24),
             LlamaConfig(**_SHAPE, rope_parameters=_YARN, tie_word_embeddings=True),
         ],
-        "MixtralForCausalLM": [MixtralConfig(**_SHAPE, num_local_experts=5, num_experts_per_tok=2)],
+        "MixtralForCausalLM": [MixtralConfig(**_SHAPE, num_local_experts=7, num_experts_per_tok=2)],
         "Qwen3ForCausalLM": [Qwen3Config(**_SHAPE, head_dim=16), Qwen3Config(**_SHAPE, head_dim=32, attention_bias=True)],
         "DeepseekV3ForCausalLM": [
             DeepseekV3Config(
