@@ -34,6 +34,11 @@ def logprobs_from_proto(message: types_pb2.Logprobs, num_tokens: int, field: str
     return logprobs
 
 
+def kept_logprobs_from_proto(message: types_pb2.Logprobs, field: str) -> Logprobs:
+    """Those of as many tokens as the message has counts for."""
+    return logprobs_from_proto(message, len(message.counts) // 4, field)
+
+
 def prompt_logprobs_to_proto(prompt: PromptLogprobs) -> worker_pb2.PromptLogprobs:
     """Message of `prompt`."""
     return worker_pb2.PromptLogprobs(row_counts=column_to_bytes(prompt.row_counts), tokens=logprobs_to_proto(prompt.tokens))

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+_COLUMNS = ("counts", "token_ids", "logprobs", "ranks")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logprobs:
@@ -28,6 +30,34 @@ class Logprobs:
         entries = np.arange(counts.sum()) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
         return Logprobs(counts, self.token_ids[entries], self.logprobs[entries], self.ranks[tokens])
 
+    def between(self, first: int, end: int) -> "Logprobs":
+        """Those of the tokens `[first, end)`, sharing this one's memory."""
+        begin, stop = int(self.counts[:first].sum()), int(self.counts[:end].sum())
+        return Logprobs(self.counts[first:end], self.token_ids[begin:stop], self.logprobs[begin:stop], self.ranks[first:end])
+
+    def split(self, sizes: Sequence[int]) -> "list[Logprobs]":
+        """So many tokens each, one part after the other; the sizes add up to N."""
+        starts = np.concatenate(([0], np.cumsum(self.counts, dtype=np.int64))).tolist()
+        parts, first = [], 0
+        for size in sizes:
+            end = first + size
+            begin, stop = starts[first], starts[end]
+            parts.append(
+                Logprobs(self.counts[first:end], self.token_ids[begin:stop], self.logprobs[begin:stop], self.ranks[first:end])
+            )
+            first = end
+        return parts
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Logprobs):
+            return NotImplemented
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in _COLUMNS)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays have none
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptLogprobs:
@@ -37,9 +67,17 @@ class PromptLogprobs:
     row_counts: np.ndarray
     tokens: Logprobs
 
+    def by_row(self) -> list[Logprobs]:
+        """Those of each row."""
+        return self.tokens.split(self.row_counts.tolist())
+
 
 def joined_logprobs(parts: Sequence[Logprobs]) -> Logprobs:
     """The tokens of all, one after the other; at least one part."""
-    return Logprobs(
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("counts", "token_ids", "logprobs", "ranks"))
-    )
+    return Logprobs(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
+
+
+def no_logprobs(num_tokens: int) -> Logprobs:
+    """So many tokens without entries."""
+    none = np.zeros(num_tokens, np.int32)
+    return Logprobs(none, np.zeros(0, np.int32), np.zeros(0, np.float32), none)

@@ -11,6 +11,7 @@ from services.scheduler.core.lane_rows import LaneRows
 from services.scheduler.core.record import BlockDelta, DecodeColumns, RequestDelta
 from services.scheduler.core.row_index import rows_of
 from services.scheduler.core.sequence import Sequence
+from tessera.values.logprobs import Logprobs, joined_logprobs, no_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ def is_steady(sequence: Sequence) -> bool:
 def decode_columns(sequences: Items[Sequence]) -> DecodeColumns:
     """One row for each of `sequences`, all steady; the journal knows of it then."""
     token_ids, token_offsets, grown = [], [], []
+    logprobs = _last_logprobs(sequences) if any(sequence.logprobs is not None for sequence in sequences) else None
     for row, sequence in enumerate(sequences):
         ledger, block_ids = sequence.ledger, sequence.table.block_ids
         token_offsets.append(ledger.told_len)
@@ -48,7 +50,16 @@ def decode_columns(sequences: Items[Sequence]) -> DecodeColumns:
         ledger.tell(ledger.told_len + 1, len(block_ids))
     request_ids = tuple(sequence.request_id for sequence in sequences)
     columns = np.array(grown, np.int32).reshape(-1, 3).T
-    return DecodeColumns(request_ids, np.array(token_offsets, np.int32), np.array(token_ids, np.int32), *columns)
+    offsets, ids = np.array(token_offsets, np.int32), np.array(token_ids, np.int32)
+    return DecodeColumns(request_ids, offsets, ids, columns[0], columns[1], columns[2], logprobs)
+
+
+def _last_logprobs(sequences: Items[Sequence]) -> Logprobs:
+    """Those of the last output token of each."""
+    none, found = no_logprobs(1), []
+    for sequence in sequences:
+        found.append(sequence.output_logprobs(sequence.output_len - 1, sequence.output_len) or none)
+    return joined_logprobs(found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,10 +112,17 @@ def joined(columns: Items[DecodeColumns], ids_before: tuple[bytes, ...]) -> Deco
             np.concatenate([item.grown_rows + start for item, start in zip(columns, starts, strict=True)]).astype(np.int32),
             np.concatenate([item.table_offsets for item in columns]),
             np.concatenate([item.block_ids for item in columns]),
+            _joined_logprobs(columns),
         )
     if whole.request_ids is ids_before or whole.request_ids != ids_before:
         return whole
     return replace(whole, request_ids=ids_before)
+
+
+def _joined_logprobs(columns: Items[DecodeColumns]) -> Logprobs | None:
+    if all(item.logprobs is None for item in columns):
+        return None
+    return joined_logprobs([item.logprobs or no_logprobs(len(item.request_ids)) for item in columns])
 
 
 def request_delta(sequence: Sequence) -> RequestDelta:
@@ -114,6 +132,8 @@ def request_delta(sequence: Sequence) -> RequestDelta:
     token_offset = min(ledger.told_len, sequence.output_len)
     table_offset = min(ledger.told_blocks, len(sequence.table.block_ids))
     ledger.tell(sequence.output_len, len(sequence.table.block_ids))
+    prompt_logprobs = None if sequence.is_prompt_told else sequence.whole_prompt_logprobs()
+    sequence.is_prompt_told |= prompt_logprobs is not None
     return RequestDelta(
         request_id=sequence.request_id,
         status=sequence.status,
@@ -130,4 +150,6 @@ def request_delta(sequence: Sequence) -> RequestDelta:
         submission=sequence.submission if is_first else None,
         arrival=sequence.arrival if is_first else None,
         tokens_max=sequence.tokens_max,
+        logprobs=sequence.output_logprobs(token_offset, sequence.output_len),
+        prompt_logprobs=prompt_logprobs,
     )

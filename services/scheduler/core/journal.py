@@ -273,6 +273,7 @@ def _request_chunks(state: StoredState) -> Iterator[tuple[FoldedRequest, ...]]:
     for request in state.requests.values():
         chunk.append(FoldedRequest(state.last, request.copy()))
         tokens += len(request.submission.prompt_token_ids) + len(request.output_token_ids)
+        tokens += 2 * request.num_logprobs  # an id and a number each
         if tokens >= CHUNK_TOKENS_MAX or len(chunk) == CHUNK_REQUESTS_MAX:
             yield tuple(chunk)
             chunk, tokens = [], 0

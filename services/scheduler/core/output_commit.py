@@ -71,6 +71,8 @@ class OutputCommit:
             np.cumsum(output.token_counts).tolist(),
         )
         drafts = output.draft_counts.tolist() if issued.has_drafts else None
+        logprobs = output.logprobs.split(sampled) if output.logprobs is not None else None
+        prompts = output.prompt_logprobs.by_row() if output.prompt_logprobs is not None else None
         for row in rows:
             sequence = issued.sequences[row]
             if sequence.attempt != issued.attempts[row] or sequence.worker != replica.name:
@@ -84,6 +86,10 @@ class OutputCommit:
                 num_drafts = max(0, int(issued.samples[row]) - 1)
                 if drafts and drafts[row]:
                     self._spec_stats.count(drafts[row], num_sampled - 1)
+            if logprobs is not None and sequence.logprobs is not None:
+                sequence.logprobs.put(sequence.output_len, logprobs[row])
+            if prompts is not None and sequence.prompt_logprobs is not None and not sequence.output_len:
+                sequence.prompt_logprobs.put(sequence.ledger.computed_len, prompts[row])
             first = ends[row] - num_sampled
             self._row(replica, sequence, issued.counts[row], num_drafts, token_ids[first : ends[row]], now_us)
 

@@ -10,8 +10,10 @@ import numpy.typing as npt
 from kv_manager.published_block import PublishedBlock
 from kv_manager.published_blocks import PublishedBlocks
 from services.scheduler.core.block_map import BlockMap
+from services.scheduler.core.kept_logprobs import KeptLogprobs
 from services.scheduler.core.sequence_status import SequenceStatus
 from tessera.values.finish import Finish
+from tessera.values.logprobs import Logprobs
 from tessera.values.request import RequestTimings, Submission
 
 
@@ -28,7 +30,8 @@ class RequestDelta:
     """What changed of one request, absolute: applying it twice changes nothing more.
 
     `submission` and `arrival` come with the first delta of a request in a generation. Output tokens from `token_offset`
-    on are replaced by `token_ids`, blocks of the table from `table_offset` on by `block_ids`; the rest replaces what is stored.
+    on are replaced by `token_ids`, with their `logprobs` where the request wants them, blocks of the table from `table_offset` on by
+    `block_ids`; the rest replaces what is stored, but `prompt_logprobs` only where they are told.
     """
 
     request_id: bytes
@@ -46,6 +49,8 @@ class RequestDelta:
     submission: Submission | None = None
     arrival: Arrival | None = None
     tokens_max: int = 0  # see `StoredRequest`
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None  # of every prompt token but the first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +62,7 @@ class DecodeColumns:
     - `request_ids[R]`; `token_offsets` int32 `[R]`, index of the token in the output; `token_ids` int32 `[R]`.
     - `grown_rows` int32 `[M]`, the rows whose table grew; `table_offsets` int32 `[M]`, index of the new block in the table;
       `block_ids` int32 `[M]`.
+    - `logprobs` of the R tokens; None where no row's request wants any.
     """
 
     request_ids: tuple[bytes, ...]
@@ -65,6 +71,7 @@ class DecodeColumns:
     grown_rows: npt.NDArray[np.int32]
     table_offsets: npt.NDArray[np.int32]
     block_ids: npt.NDArray[np.int32]
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,8 @@ class StoredRequest:
     """One request as the journal tells it. Tokens and blocks are arrays of C ints: copying one is copying memory.
 
     `tokens_max` is the length, prompt and output, to which it was promised that it may grow; 0: nothing was. It holds whoever leads, and
-    whatever pools there are then.
+    whatever pools there are then. `logprobs` are those of the output, `prompt_logprobs` those of every prompt token but the first; None where
+    none were told.
     """
 
     submission: Submission
@@ -112,16 +120,41 @@ class StoredRequest:
     finish: Finish | None = None
     timings: RequestTimings = RequestTimings()
     tokens_max: int = 0
+    logprobs: KeptLogprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+
+    @property
+    def num_logprobs(self) -> int:
+        """Entries of log-probabilities, of prompt and output."""
+        of_prompt = len(self.prompt_logprobs.token_ids) if self.prompt_logprobs is not None else 0
+        return of_prompt + (self.logprobs.num_entries if self.logprobs is not None else 0)
 
     def apply(self, delta: RequestDelta) -> None:
         """Bring this request up to `delta`."""
         assert delta.token_offset <= len(self.output_token_ids), "a delta leaves a gap in the output"
         assert delta.table_offset <= len(self.block_ids), "a delta leaves a gap in the block table"
-        self.output_token_ids[delta.token_offset :] = array("i", delta.token_ids)
+        self.cut(delta.token_offset)
+        self.output_token_ids.extend(delta.token_ids)
+        if delta.logprobs is not None:
+            self.put_logprobs(delta.token_offset, delta.logprobs)
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
         self.block_ids[delta.table_offset :] = array("i", delta.block_ids)
         self.status, self.subscriber, self.attempt, self.worker = delta.status, delta.subscriber, delta.attempt, delta.worker
         self.num_cached_tokens, self.finish, self.timings = delta.num_cached_tokens, delta.finish, delta.timings
         self.tokens_max = delta.tokens_max
+
+    def cut(self, output_len: int) -> None:
+        """Forget the output tokens from `output_len` on."""
+        del self.output_token_ids[output_len:]
+        if self.logprobs is not None:
+            self.logprobs.cut(output_len)
+
+    def put_logprobs(self, offset: int, logprobs: Logprobs) -> None:
+        """Those of the output tokens from `offset` on."""
+        if self.logprobs is None:
+            self.logprobs = KeptLogprobs()
+        self.logprobs.put(offset, logprobs)
 
     def copy(self) -> "StoredRequest":
         """This request as it is now."""
@@ -138,6 +171,8 @@ class StoredRequest:
             self.finish,
             self.timings,
             self.tokens_max,
+            self.logprobs.copy() if self.logprobs is not None else None,
+            self.prompt_logprobs,
         )
 
 
@@ -156,22 +191,30 @@ def apply_run(rows: Sequence[StoredRequest | None], run: Sequence[DecodeColumns]
         if request is not None and skip < count:
             output = request.output_token_ids
             if len(output) != start:
-                _cut(output, start)
+                assert start < len(output), "columns leave a gap"
+                request.cut(start)
             output.frombytes(data[begin:end])
     for index, columns in enumerate(run):
+        if columns.logprobs is not None:
+            _apply_logprobs([None if index < skip else row for row, skip in zip(rows, skips, strict=True)], columns)
         grown = zip(columns.grown_rows.tolist(), columns.table_offsets.tolist(), columns.block_ids.tolist(), strict=True)
         for row, offset, block_id in grown:
             request = rows[row]
             if request is not None and index >= skips[row]:
                 table = request.block_ids
                 if len(table) != offset:
-                    _cut(table, offset)
+                    assert offset < len(table), "columns leave a gap"
+                    del table[offset:]
                 table.append(block_id)
 
 
-def _cut(items: "array[int]", length: int) -> None:
-    assert length < len(items), "columns leave a gap"
-    del items[length:]
+def _apply_logprobs(rows: Sequence[StoredRequest | None], columns: DecodeColumns) -> None:
+    """Give each of these requests that wants some the log-probabilities of its token in these columns."""
+    assert columns.logprobs is not None
+    for row in np.flatnonzero(columns.logprobs.counts).tolist():
+        request = rows[row]
+        if request is not None:
+            request.put_logprobs(int(columns.token_offsets[row]), columns.logprobs.between(row, row + 1))
 
 
 @dataclass(slots=True)

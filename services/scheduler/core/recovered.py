@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kv_manager.published_block import PublishedBlock
+from services.scheduler.core.kept_logprobs import KeptLogprobs
 from services.scheduler.core.record import Arrival
 from tessera.values.finish import Finish
+from tessera.values.logprobs import Logprobs
 from tessera.values.report import SlotReport
 from tessera.values.request import RequestTimings, Submission
 
@@ -22,7 +24,7 @@ class Adoption:
 class RecoveredRequest:
     """One request after the join. RUNNING iff `adoption` is set, FINISHED iff `finish` is, else WAITING. `attempt` is the highest that
     anybody has seen, which is not always that of the slot adopted: the next entry into a batch takes one above. `tokens_max` is the length
-    that it was promised (see `StoredRequest`)."""
+    that it was promised, `logprobs` and `prompt_logprobs` are what is known of them (see `StoredRequest`)."""
 
     submission: Submission
     arrival: Arrival
@@ -34,6 +36,8 @@ class RecoveredRequest:
     num_cached_tokens: int = 0
     timings: RequestTimings = RequestTimings()
     tokens_max: int = 0
+    logprobs: KeptLogprobs | None = None
+    prompt_logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

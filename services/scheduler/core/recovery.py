@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from services.scheduler.core.held_blocks import held_blocks
+from services.scheduler.core.kept_logprobs import KeptLogprobs
 from services.scheduler.core.record import StoredRequest, StoredState
 from services.scheduler.core.recovered import (
     Adoption,
@@ -24,6 +25,7 @@ from services.scheduler.core.recovered import (
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.report import DroppedSlot, SlotReport, WorkerReport
 from tessera.values.request import Submission
+from tessera.values.sampling import SamplingParams
 
 Tokens: TypeAlias = tuple[int, ...]
 
@@ -91,7 +93,11 @@ class _Joined:
 
 def _join_request(stored: StoredRequest, said: _Sources, stop_rule: StopRule) -> _Joined:
     live = sorted(said.live, key=lambda item: (item.slot.attempt, len(item.slot.token_ids)), reverse=True)
-    tokens, num_contradictions = _join_tokens(_token_sources(stored, said))
+    promised, computed = _token_sources(stored, said)
+    tokens = _join_tokens(promised)
+    if not _lacks_logprobs(stored.submission.sampling, tokens):
+        tokens = _join_tokens([*promised, *computed])
+    num_contradictions = sum(not _agree(source, tokens) for source in (*promised, *computed))
     finish = _terminal_mark(stored, said, tokens) or stop_rule(stored.submission, tokens)
     if finish is not None:
         tokens = tokens[: finish.output_len]
@@ -108,26 +114,39 @@ def _join_request(stored: StoredRequest, said: _Sources, stop_rule: StopRule) ->
         num_cached_tokens=stored.num_cached_tokens,
         timings=stored.timings,
         tokens_max=stored.tokens_max,
+        logprobs=_logprobs_of(stored, tokens),
+        prompt_logprobs=stored.prompt_logprobs,
     )
     drops = tuple(_drop(item, finish) for item in live if item is not adopted)
     return _Joined(request, drops, num_contradictions)
 
 
-def _token_sources(stored: StoredRequest, said: _Sources) -> list[Tokens]:
-    """Outputs by precedence: gateways', the longest first; the store's; the workers', the highest attempt first."""
+def _token_sources(stored: StoredRequest, said: _Sources) -> tuple[list[Tokens], list[Tokens]]:
+    """Outputs by precedence, those promised to somebody: gateways', the longest first, and the store's; and the workers', the highest
+    attempt first. A worker keeps no log-probabilities: who wants them has what nobody was promised computed again."""
     gateways = sorted((claim.token_ids for claim in said.claims), key=len, reverse=True)
     slots = [item.slot for item in said.live] + said.dropped
     slots.sort(key=lambda slot: (slot.attempt, len(slot.token_ids)), reverse=True)
-    return [*gateways, tuple(stored.output_token_ids), *map(_output_of, slots)]
+    return [*gateways, tuple(stored.output_token_ids)], [*map(_output_of, slots)]
 
 
-def _join_tokens(sources: list[Tokens]) -> tuple[Tokens, int]:
-    """The first source, extended by each later one that continues it; and how many contradict the result."""
+def _join_tokens(sources: list[Tokens]) -> Tokens:
+    """The first source, extended by each later one that continues it."""
     tokens: Tokens = ()
     for source in sources:
         if source[: len(tokens)] == tokens:
             tokens = source
-    return tokens, sum(not _agree(source, tokens) for source in sources)
+    return tokens
+
+
+def _logprobs_of(stored: StoredRequest, tokens: Tokens) -> KeptLogprobs | None:
+    """Those that the store has of these tokens, as far as they are its own."""
+    if stored.logprobs is None:
+        return None
+    kept = stored.logprobs.copy()
+    differing = (at for at, pair in enumerate(zip(tokens, stored.output_token_ids, strict=False)) if pair[0] != pair[1])
+    kept.cut(next(differing, min(len(tokens), len(stored.output_token_ids))))
+    return kept
 
 
 def _terminal_mark(stored: StoredRequest, said: _Sources, tokens: Tokens) -> Finish | None:
@@ -148,16 +167,23 @@ def _terminal_mark(stored: StoredRequest, said: _Sources, tokens: Tokens) -> Fin
     return min(found, key=lambda finish: finish.output_len, default=None)
 
 
+def _lacks_logprobs(sampling: SamplingParams, tokens: Tokens) -> bool:
+    """Whether tokens behind these, the promised ones, would come without log-probabilities that were asked for."""
+    return sampling.wants_logprobs or (sampling.prompt_logprobs is not None and not tokens)
+
+
 def _slot_to_adopt(stored: StoredRequest, live: list[_LiveSlot], tokens: Tokens) -> _LiveSlot | None:
-    """The slot of the highest attempt, not behind the store's, whose ids agree over its computed length."""
+    """The slot of the highest attempt, not behind the store's, whose ids agree over its computed length, as far as they are known."""
     prompt = stored.submission.prompt_token_ids
     known = np.concatenate((prompt, np.array(tokens, np.int32)))
+    is_cut = _lacks_logprobs(stored.submission.sampling, tokens)
     for item in live:
         slot = item.slot
+        known_len = min(slot.computed_len, len(known)) if is_cut else slot.computed_len
         if (
             slot.attempt >= stored.attempt
             and slot.prompt_len == len(prompt)
-            and np.array_equal(slot.token_ids[: slot.computed_len], known[: slot.computed_len])
+            and np.array_equal(slot.token_ids[:known_len], known[:known_len])
         ):
             return item
     return None

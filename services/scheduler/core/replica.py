@@ -165,7 +165,7 @@ class Replica:
         for sequence, slot in held:
             self._go_on(sequence, slot)
         self.orphans = {slot.request_id: Orphan(slot, _reported_table(slot)) for slot in orphans}
-        tables = [HeldTable(sequence.table, slot.token_ids, slot.computed_len) for sequence, slot in held]
+        tables = [HeldTable(sequence.table, slot.token_ids, sequence.ledger.computed_len) for sequence, slot in held]
         tables += [HeldTable(orphan.table, orphan.slot.token_ids, orphan.slot.computed_len) for orphan in self.orphans.values()]
         whole_cache = self.manager.adopt(tables, published, self._last_step)
         self.manager.take_changes()  # the whole is told

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from kv_manager.block_table import BlockTable
 from kv_manager.hash_chain import TokenIds
 from services.scheduler.core.held_blocks import table_namespace
+from services.scheduler.core.kept_logprobs import KeptLogprobs
 from services.scheduler.core.lanes import Lanes
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.record import Arrival
@@ -18,6 +19,7 @@ from services.scheduler.core.stop_rules import StopRules
 from services.scheduler.core.tokens import Tokens
 from tessera.values.batch import SlotEntry
 from tessera.values.finish import Finish, FinishReason
+from tessera.values.logprobs import Logprobs
 from tessera.values.report import SlotReport
 from tessera.values.request import RequestTimings, Submission
 
@@ -31,6 +33,8 @@ class Sequence:
     sent to its slot whole. `admission` is the number of its latest admission, the order of victims.
     `held_len` is how many positions its slot held when this leader took over, `stranded_len` how many a worker held then and this
     sequence could not, or can no longer, go on with.
+    `logprobs` are those of its output, `prompt_logprobs` those of its prompt from the second token on, None where it wants none; the latter
+    are whole once there is an output token, or are known to nobody.
     """
 
     submission: Submission
@@ -56,11 +60,19 @@ class Sequence:
     finished_us: int = 0
     timings: RequestTimings = RequestTimings()
     is_recorded: bool = False  # the journal has the submission
+    logprobs: KeptLogprobs | None = None
+    prompt_logprobs: KeptLogprobs | None = None
+    is_prompt_told: bool = False  # the journal has the prompt's log-probabilities
     request_id: bytes = field(init=False)  # the submission's
 
     def __post_init__(self) -> None:
         self.request_id = self.submission.request_id
         self.table.namespace = table_namespace(self.submission.cache_salt)
+        sampling = self.submission.sampling
+        if self.logprobs is None and sampling.wants_logprobs:
+            self.logprobs = KeptLogprobs()
+        if self.prompt_logprobs is None and sampling.prompt_logprobs is not None:
+            self.prompt_logprobs = KeptLogprobs()
 
     @property
     def output_len(self) -> int:
@@ -71,12 +83,24 @@ class Sequence:
     def hit_token_ids(self) -> TokenIds:
         """The tokens whose KV may be found cached. Who wants to know how likely its prompt is has every position of it computed for it, until
         that is told with the first output token: nothing but the first token, which fills no block to hit."""
-        wants_prompt = self.submission.sampling.prompt_logprobs is not None and not self.output_len
-        return self.ledger.token_ids[:1] if wants_prompt else self.ledger.token_ids
+        return self.ledger.token_ids[:1] if self._lacks_prompt_logprobs else self.ledger.token_ids
+
+    @property
+    def _lacks_prompt_logprobs(self) -> bool:
+        return self.prompt_logprobs is not None and not self.output_len
 
     def output_token_ids(self, offset: int = 0) -> tuple[int, ...]:
         """Committed output tokens from `offset` on."""
         return tuple(self.ledger.token_ids.output[offset:])
+
+    def output_logprobs(self, first: int, end: int) -> Logprobs | None:
+        """Log-probabilities of the output tokens `[first, end)`; None where it wants none."""
+        return None if self.logprobs is None else self.logprobs.read(first, end)
+
+    def whole_prompt_logprobs(self) -> Logprobs | None:
+        """Those of every prompt token but the first; None where it wants none, or as long as nobody has told them all."""
+        kept, count = self.prompt_logprobs, self.ledger.prompt_len - 1
+        return kept.read(0, count) if kept is not None and self.output_len and len(kept) == count else None
 
     def set_rules(self, rules: StopRules | None) -> None:
         """The rules under the model, and under pools of which none promises less than before; None: what was promised before holds."""
@@ -101,6 +125,8 @@ class Sequence:
     def take_lane(self, lanes: Lanes) -> None:
         """Count in the lane of its slot, if it is running, has told of its first token, and only decodes."""
         if self.ledger.lanes is not None or self.rules is None or not self.timings.ttft_us or not self.ledger.fits_lane:
+            return
+        if self.logprobs is not None:  # lanes count tokens and nothing else
             return
         assert self.slot is not None and self.has_entered and self.status is SequenceStatus.RUNNING
         self.ledger.take_lane(lanes, self.slot, self.tokens_max, self.rules.last_ids)
@@ -153,7 +179,10 @@ class Sequence:
         assert self.status is SequenceStatus.WAITING
         old = self.ledger
         self.ledger = Ledger(Tokens(old.token_ids.prompt, output_token_ids))
-        self.stranded_len = min(max(self.stranded_len, held_len), _common_len(old.token_ids[:], self.ledger.token_ids[:]))
+        common_len = _common_len(old.token_ids[:], self.ledger.token_ids[:])
+        self.stranded_len = min(max(self.stranded_len, held_len), common_len)
+        if self.logprobs is not None:
+            self.logprobs.cut(common_len - old.prompt_len)
         self.forget_digests()
 
     def forget_digests(self) -> None:
@@ -169,27 +198,37 @@ class Sequence:
             return slot.computed_len < len(slot.token_ids)
         return slot.computed_len < self.ledger.num_tokens and self._begins(slot.token_ids, slot.computed_len)
 
+    def can_go_on_in(self, slot: SlotReport, block_size: int) -> bool:
+        """Whether the KV in a slot is this sequence's, and none of the blocks that are full there would be written again: somebody else may
+        share those."""
+        return self.agrees_with(slot) and self._usable_len(slot) // block_size == slot.computed_len // block_size
+
     def held_in(self, slots: Iterable[SlotReport]) -> int:
         """The most positions of this sequence whose KV one of these slots holds."""
         token_ids = self.ledger.token_ids[:]
         return max((min(slot.computed_len, _common_len(token_ids, slot.token_ids)) for slot in slots), default=0)
 
     def continue_in(self, slot: SlotReport, worker: str) -> None:
-        """Go on in a slot that agrees: take its table, its computed length, and its ids where they extend ours.
+        """Go on in a slot that agrees: take its table, its computed length, and its ids where they extend ours. Of those no log-probabilities are
+        known: who wants them has them sampled again.
 
-        Where the slot's ids still differ, `has_entered` stays false: the sequence is to enter the slot again, with its KV kept.
+        Where the slot's ids or computed length still differ, `has_entered` stays false: the sequence is to enter the slot again, with its KV
+        kept.
         """
         self.ledger.leave_lane()
-        if self._is_extended_by(slot):
+        usable_len = self._usable_len(slot)
+        if self._is_extended_by(slot) and self.logprobs is None and not self._lacks_prompt_logprobs:
             self.ledger.token_ids.replace_output(slot.token_ids)
         status = SequenceStatus.SWAPPED if slot.is_swapped else SequenceStatus.RUNNING
         if self.status is not status:
             self._move(status)
         self.worker, self.slot, self.attempt = worker, slot.slot, slot.attempt
-        self.has_entered = len(slot.token_ids) == self.ledger.num_tokens and self._begins(
-            slot.token_ids, self.ledger.num_tokens
+        self.has_entered = (
+            usable_len == slot.computed_len
+            and len(slot.token_ids) == self.ledger.num_tokens
+            and self._begins(slot.token_ids, self.ledger.num_tokens)
         )
-        self.ledger.restart(slot.computed_len)
+        self.ledger.restart(usable_len)
         if slot.is_swapped:
             self.table.host_block_ids = tuple(slot.block_table.tolist())
         else:
@@ -226,6 +265,13 @@ class Sequence:
         """The first output token ends the time to first token."""
         if not self.timings.ttft_us:
             self.timings = RequestTimings(self.timings.queue_us, now_us - self.arrived_us, 0, self.timings.num_preemptions)
+
+    def _usable_len(self, slot: SlotReport) -> int:
+        """How many positions of a slot's KV need not be computed again: all, but for log-probabilities, which no worker keeps. Those of the next
+        token come of the position before it, those of the prompt of all its positions."""
+        if self._lacks_prompt_logprobs:
+            return 0
+        return slot.computed_len if self.logprobs is None else min(slot.computed_len, self.ledger.num_tokens - 1)
 
     def _is_extended_by(self, slot: SlotReport) -> bool:
         count = self.ledger.num_tokens

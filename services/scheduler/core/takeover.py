@@ -90,7 +90,7 @@ def _slots_to_go_on_in(lifecycle: Lifecycle, name: str, report: WorkerReport) ->
             and sequence.finish is None
             and sequence.worker in ("", name)
             and slot.attempt >= sequence.attempt
-            and sequence.agrees_with(slot)
+            and sequence.can_go_on_in(slot, _block_size(report))
         ):
             chosen[slot.request_id] = slot
     return chosen
@@ -114,7 +114,9 @@ def restore(lifecycle: Lifecycle, config: Config, recovered: Recovered, reports:
             lifecycle.begin(sequence)
             lifecycle.end(sequence, item.finish, now_us)
             sequence.timings = item.timings
-        elif item.adoption is not None and sequence.agrees_with(item.adoption.slot):
+        elif item.adoption is not None and sequence.can_go_on_in(
+            item.adoption.slot, _block_size(reports[item.adoption.worker])
+        ):
             lifecycle.book.add(sequence)
             sequence.admission = lifecycle.next_admission()
             held[item.adoption.worker].append((sequence, item.adoption.slot))
@@ -131,8 +133,8 @@ def restore(lifecycle: Lifecycle, config: Config, recovered: Recovered, reports:
         replica = replicas[worker.worker]
         orphans = [orphan.slot for orphan in recovered.orphans if orphan.worker == replica.name]
         replica.adopt(held[replica.name], orphans, worker.published)
-        for sequence, slot in held[replica.name]:
-            sequence.held_len = slot.computed_len
+        for sequence, _ in held[replica.name]:
+            sequence.held_len = sequence.ledger.computed_len
         replica.next_step = worker.next_step
         lifecycle.fleet.put(replica)
 
@@ -150,11 +152,11 @@ def adopt_orphans(lifecycle: Lifecycle, sequence: Sequence) -> int:
     owners.sort(key=lambda replica: replica.orphans[request_id].slot.attempt, reverse=True)
     for replica in owners:
         slot = replica.orphans[request_id].slot
-        if sequence.status is SequenceStatus.WAITING and sequence.agrees_with(slot):
+        if sequence.status is SequenceStatus.WAITING and sequence.can_go_on_in(slot, replica.manager.block_size):
             lifecycle.waiting.remove(sequence)
             sequence.admission = lifecycle.next_admission()
             replica.adopt_orphan(sequence)
-            sequence.held_len = slot.computed_len
+            sequence.held_len = sequence.ledger.computed_len
         else:
             num_contradictions += not sequence.agrees_with(slot)
             replica.drop_orphan(request_id)
@@ -167,7 +169,7 @@ def adopt_orphans(lifecycle: Lifecycle, sequence: Sequence) -> int:
 def _recovered_sequence(item: RecoveredRequest, now_us: int) -> Sequence:
     """A waiting sequence; its clock goes on from the durations known, since clocks of two processes cannot be compared."""
     timings = item.timings
-    return Sequence(
+    sequence = Sequence(
         submission=item.submission,
         arrival=item.arrival,
         arrived_us=now_us - max(timings.queue_us, timings.ttft_us),
@@ -178,4 +180,12 @@ def _recovered_sequence(item: RecoveredRequest, now_us: int) -> Sequence:
         num_cached_tokens=item.num_cached_tokens,
         timings=timings,
         tokens_max=item.tokens_max,
+        logprobs=item.logprobs,
     )
+    if item.prompt_logprobs is not None and sequence.prompt_logprobs is not None:
+        sequence.prompt_logprobs.put(0, item.prompt_logprobs)
+    return sequence
+
+
+def _block_size(report: WorkerReport) -> int:
+    return report.description.geometry.block_size

@@ -19,8 +19,10 @@ from services.scheduler.core.journal_call import FoldedRequest, LogEntry
 from services.scheduler.core.record import Arrival, BlockDelta, DecodeColumns, StoredRequest
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.worker.convert import MalformedMessage, column_from_bytes, finish_from_proto, finish_to_proto
+from services.worker.convert_logprobs import kept_logprobs_from_proto, logprobs_to_proto
 from tessera.scheduler.v1 import journal_pb2, session_pb2
 from tessera.values.identity import INSTANCE_ID_BYTES, REQUEST_ID_BYTES
+from tessera.values.logprobs import Logprobs
 from tessera.values.request import RequestTimings, Submission
 
 SUBMISSION_TAG = b"s"
@@ -37,7 +39,7 @@ _STATUS_TO_PROTO = {
 _STATUS_FROM_PROTO = {number: status for status, number in _STATUS_TO_PROTO.items()}
 _INDEX_BYTES = 4
 _PAGE_HEAD = struct.Struct("<QHH")
-_COLUMNS, _KEY = 1, 2
+_COLUMNS, _KEY, _LOGPROBS = 1, 2, 4
 _COLUMNS_HEAD = struct.Struct("<II")
 _DELTA_HEAD = struct.Struct("<HHII")
 
@@ -78,6 +80,10 @@ def request_to_bytes(folded: FoldedRequest) -> bytes:
         num_preemptions=request.timings.num_preemptions,
         tokens_max=request.tokens_max,
     )
+    if request.logprobs is not None:
+        message.logprobs.CopyFrom(logprobs_to_proto(request.logprobs.read(0, len(request.logprobs))))
+    if request.prompt_logprobs is not None:
+        message.prompt_logprobs.CopyFrom(logprobs_to_proto(request.prompt_logprobs))
     return message.SerializeToString()
 
 
@@ -101,6 +107,10 @@ def request_from_bytes(data: bytes, submission: Submission) -> FoldedRequest:
         timings=RequestTimings(message.queue_us, message.ttft_us, message.total_us, message.num_preemptions),
         tokens_max=message.tokens_max,
     )
+    if message.HasField("logprobs"):
+        request.put_logprobs(0, kept_logprobs_from_proto(message.logprobs, "logprobs"))
+    if message.HasField("prompt_logprobs"):
+        request.prompt_logprobs = kept_logprobs_from_proto(message.prompt_logprobs, "prompt_logprobs")
     return FoldedRequest(message.as_of, request)
 
 
@@ -134,20 +144,26 @@ def page_from_field(field: bytes, data: bytes) -> BlockPage:
 def log_to_bytes(entry: LogEntry) -> bytes:
     """A log entry; empty where the record changes neither columns nor blocks.
 
-    Little-endian: what follows (`_COLUMNS`, `_KEY`), 1 byte; of columns the numbers of requests and grown rows, 4 each, for a key ids (16
-    each) and offsets, then tokens, grown rows, table offsets and block ids, 4 each. Then for each boot of a worker lengths of its name
-    and blocks, 2 each, numbers of unpublished blocks and of rows, 4 each, name, boot id, unpublished block ids, rows.
+    Little-endian: what follows (`_COLUMNS`, `_KEY`, `_LOGPROBS`), 1 byte; of columns the numbers of requests and grown rows, 4 each, for a key
+    ids (16 each) and offsets, then tokens, grown rows, table offsets and block ids, 4 each, and where some want log-probabilities their
+    counts and ranks, the entries' token ids, and the entries (float32). Then for each boot of a worker lengths of its name and blocks, 2
+    each, numbers of unpublished blocks and of rows, 4 each, name, boot id, unpublished block ids, rows.
     """
     columns = entry.decoded
     if columns is None and not entry.blocks:
         return b""
-    parts = [bytes((0 if columns is None else _COLUMNS | _KEY * entry.is_key,))]
+    flags = 0
+    if columns is not None:
+        flags = _COLUMNS | _KEY * entry.is_key | _LOGPROBS * (columns.logprobs is not None)
+    parts = [bytes((flags,))]
     if columns is not None:
         parts.append(_COLUMNS_HEAD.pack(len(columns.request_ids), len(columns.grown_rows)))
         if entry.is_key:
             parts += (b"".join(columns.request_ids), _int32(columns.token_offsets))
         tail = (columns.token_ids, columns.grown_rows, columns.table_offsets, columns.block_ids)
         parts += [_int32(column) for column in tail]
+        if columns.logprobs is not None:
+            parts += _logprobs_parts(columns.logprobs)
     for delta in entry.blocks:
         worker, rows = delta.worker.encode(), PublishedBlocks.of(delta.published).rows
         parts.append(_DELTA_HEAD.pack(len(worker), _block_size(rows), len(delta.unpublished), len(rows)))
@@ -179,15 +195,15 @@ class _Reader:
     def log_entry(self, before: DecodeColumns | None) -> LogEntry:
         """The whole; `before` are the columns before it in the log."""
         (flags,) = self._bytes(1)
-        columns = self._columns(bool(flags & _KEY), before) if flags & _COLUMNS else None
+        columns = self._columns(flags, before) if flags & _COLUMNS else None
         deltas = []
         while self._at < len(self._data):
             deltas.append(self._delta())
         return LogEntry(columns, bool(flags & _KEY), tuple(deltas))
 
-    def _columns(self, is_key: bool, before: DecodeColumns | None) -> DecodeColumns:
+    def _columns(self, flags: int, before: DecodeColumns | None) -> DecodeColumns:
         num_rows, num_grown = _COLUMNS_HEAD.unpack(self._bytes(_COLUMNS_HEAD.size))
-        if is_key:
+        if flags & _KEY:
             ids = self._bytes(num_rows * REQUEST_ID_BYTES)
             request_ids = tuple(ids[i : i + REQUEST_ID_BYTES] for i in range(0, len(ids), REQUEST_ID_BYTES))
             token_offsets = self._array("<i4", num_rows)
@@ -195,8 +211,17 @@ class _Reader:
             request_ids, token_offsets = before.request_ids, before.token_offsets + np.int32(1)
         else:
             raise ValueError(f"{num_rows} tokens of requests that are not named before")
-        grown = (self._array("<i4", num_grown) for _ in range(3))
-        return DecodeColumns(request_ids, token_offsets, self._array("<i4", num_rows), *grown)
+        token_ids = self._array("<i4", num_rows)
+        rows, table_offsets, block_ids = (self._array("<i4", num_grown) for _ in range(3))
+        logprobs = self._logprobs(num_rows) if flags & _LOGPROBS else None
+        return DecodeColumns(request_ids, token_offsets, token_ids, rows, table_offsets, block_ids, logprobs)
+
+    def _logprobs(self, num_tokens: int) -> Logprobs:
+        counts, ranks = self._array("<i4", num_tokens), self._array("<i4", num_tokens)
+        if num_tokens and counts.min() < 0:
+            raise ValueError(f"a token with {counts.min()} log-probabilities")
+        num_entries = int(counts.sum())
+        return Logprobs(counts, self._array("<i4", num_entries), self._array("<f4", num_entries), ranks)
 
     def _delta(self) -> BlockDelta:
         head = _DELTA_HEAD.unpack(self._bytes(_DELTA_HEAD.size))
@@ -218,6 +243,11 @@ class _Reader:
 def _block_size(rows: Rows) -> int:
     size: int = rows.dtype["token_ids"].shape[0]
     return size
+
+
+def _logprobs_parts(logprobs: Logprobs) -> list[bytes]:
+    ids, entries = _int32(logprobs.token_ids), logprobs.logprobs.astype("<f4", copy=False).tobytes()
+    return [_int32(logprobs.counts), _int32(logprobs.ranks), ids, entries]
 
 
 def _int32(column: npt.NDArray[np.int32]) -> bytes:

@@ -7,7 +7,7 @@ from services.scheduler.core.journal_call import Failed, Generation, JournalCall
 from services.scheduler.core.record import StoredState
 from tessera.values.identity import Epoch
 
-JOURNAL_FORMAT = "4"
+JOURNAL_FORMAT = "5"
 """The form of everything kept in a store. A change that the code before it would misread takes the next number."""
 
 UNNUMBERED_FORMAT = "1"

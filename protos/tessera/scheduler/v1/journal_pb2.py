@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from tessera.worker.v1 import types_pb2 as tessera_dot_worker_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"tessera/scheduler/v1/journal.proto\x12\x14tessera.scheduler.v1\x1a\x1dtessera/worker/v1/types.proto\"\x9d\x03\n\rStoredRequest\x12\r\n\x05\x61s_of\x18\x01 \x01(\x04\x12.\n\x07\x61rrival\x18\x02 \x01(\x0b\x32\x1d.tessera.scheduler.v1.Arrival\x12\x33\n\x06status\x18\x03 \x01(\x0e\x32#.tessera.scheduler.v1.RequestStatus\x12\x12\n\nsubscriber\x18\x04 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x0e\n\x06worker\x18\x06 \x01(\t\x12\x18\n\x10output_token_ids\x18\x07 \x01(\x0c\x12\x11\n\tblock_ids\x18\x08 \x01(\x0c\x12.\n\x06\x66inish\x18\t \x01(\x0b\x32\x19.tessera.worker.v1.FinishH\x00\x88\x01\x01\x12\x19\n\x11num_cached_tokens\x18\n \x01(\r\x12\x10\n\x08queue_us\x18\x0b \x01(\x04\x12\x0f\n\x07ttft_us\x18\x0c \x01(\x04\x12\x10\n\x08total_us\x18\r \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x0e \x01(\r\x12\x12\n\ntokens_max\x18\x0f \x01(\rB\t\n\x07_finish\"0\n\x07\x41rrival\x12\x14\n\x0c\x65poch_number\x18\x01 \x01(\x04\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x04*\xbc\x01\n\rRequestStatus\x12\x1e\n\x1aREQUEST_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16REQUEST_STATUS_WAITING\x10\x01\x12\x1a\n\x16REQUEST_STATUS_RUNNING\x10\x02\x12\x1b\n\x17REQUEST_STATUS_FINISHED\x10\x03\x12\x1a\n\x16REQUEST_STATUS_SWAPPED\x10\x04\x12\x1a\n\x16REQUEST_STATUS_ABORTED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"tessera/scheduler/v1/journal.proto\x12\x14tessera.scheduler.v1\x1a\x1dtessera/worker/v1/types.proto\"\xad\x04\n\rStoredRequest\x12\r\n\x05\x61s_of\x18\x01 \x01(\x04\x12.\n\x07\x61rrival\x18\x02 \x01(\x0b\x32\x1d.tessera.scheduler.v1.Arrival\x12\x33\n\x06status\x18\x03 \x01(\x0e\x32#.tessera.scheduler.v1.RequestStatus\x12\x12\n\nsubscriber\x18\x04 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x0e\n\x06worker\x18\x06 \x01(\t\x12\x18\n\x10output_token_ids\x18\x07 \x01(\x0c\x12\x11\n\tblock_ids\x18\x08 \x01(\x0c\x12.\n\x06\x66inish\x18\t \x01(\x0b\x32\x19.tessera.worker.v1.FinishH\x00\x88\x01\x01\x12\x19\n\x11num_cached_tokens\x18\n \x01(\r\x12\x10\n\x08queue_us\x18\x0b \x01(\x04\x12\x0f\n\x07ttft_us\x18\x0c \x01(\x04\x12\x10\n\x08total_us\x18\r \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x0e \x01(\r\x12\x12\n\ntokens_max\x18\x0f \x01(\r\x12\x32\n\x08logprobs\x18\x10 \x01(\x0b\x32\x1b.tessera.worker.v1.LogprobsH\x01\x88\x01\x01\x12\x39\n\x0fprompt_logprobs\x18\x11 \x01(\x0b\x32\x1b.tessera.worker.v1.LogprobsH\x02\x88\x01\x01\x42\t\n\x07_finishB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"0\n\x07\x41rrival\x12\x14\n\x0c\x65poch_number\x18\x01 \x01(\x04\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x04*\xbc\x01\n\rRequestStatus\x12\x1e\n\x1aREQUEST_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16REQUEST_STATUS_WAITING\x10\x01\x12\x1a\n\x16REQUEST_STATUS_RUNNING\x10\x02\x12\x1b\n\x17REQUEST_STATUS_FINISHED\x10\x03\x12\x1a\n\x16REQUEST_STATUS_SWAPPED\x10\x04\x12\x1a\n\x16REQUEST_STATUS_ABORTED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tessera.scheduler.v1.journal_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REQUESTSTATUS']._serialized_start=558
-  _globals['_REQUESTSTATUS']._serialized_end=746
+  _globals['_REQUESTSTATUS']._serialized_start=702
+  _globals['_REQUESTSTATUS']._serialized_end=890
   _globals['_STOREDREQUEST']._serialized_start=92
-  _globals['_STOREDREQUEST']._serialized_end=505
-  _globals['_ARRIVAL']._serialized_start=507
-  _globals['_ARRIVAL']._serialized_end=555
+  _globals['_STOREDREQUEST']._serialized_end=649
+  _globals['_ARRIVAL']._serialized_start=651
+  _globals['_ARRIVAL']._serialized_end=699
 # @@protoc_insertion_point(module_scope)

@@ -23,7 +23,7 @@ REQUEST_STATUS_SWAPPED: RequestStatus
 REQUEST_STATUS_ABORTED: RequestStatus
 
 class StoredRequest(_message.Message):
-    __slots__ = ("as_of", "arrival", "status", "subscriber", "attempt", "worker", "output_token_ids", "block_ids", "finish", "num_cached_tokens", "queue_us", "ttft_us", "total_us", "num_preemptions", "tokens_max")
+    __slots__ = ("as_of", "arrival", "status", "subscriber", "attempt", "worker", "output_token_ids", "block_ids", "finish", "num_cached_tokens", "queue_us", "ttft_us", "total_us", "num_preemptions", "tokens_max", "logprobs", "prompt_logprobs")
     AS_OF_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,8 @@ class StoredRequest(_message.Message):
     TOTAL_US_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     as_of: int
     arrival: Arrival
     status: RequestStatus
@@ -54,7 +56,9 @@ class StoredRequest(_message.Message):
     total_us: int
     num_preemptions: int
     tokens_max: int
-    def __init__(self, as_of: _Optional[int] = ..., arrival: _Optional[_Union[Arrival, _Mapping]] = ..., status: _Optional[_Union[RequestStatus, str]] = ..., subscriber: _Optional[int] = ..., attempt: _Optional[int] = ..., worker: _Optional[str] = ..., output_token_ids: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., finish: _Optional[_Union[_types_pb2.Finish, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., queue_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., tokens_max: _Optional[int] = ...) -> None: ...
+    logprobs: _types_pb2.Logprobs
+    prompt_logprobs: _types_pb2.Logprobs
+    def __init__(self, as_of: _Optional[int] = ..., arrival: _Optional[_Union[Arrival, _Mapping]] = ..., status: _Optional[_Union[RequestStatus, str]] = ..., subscriber: _Optional[int] = ..., attempt: _Optional[int] = ..., worker: _Optional[str] = ..., output_token_ids: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., finish: _Optional[_Union[_types_pb2.Finish, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., queue_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., tokens_max: _Optional[int] = ..., logprobs: _Optional[_Union[_types_pb2.Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_types_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class Arrival(_message.Message):
     __slots__ = ("epoch_number", "counter")
