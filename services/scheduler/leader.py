@@ -14,6 +14,7 @@ import structlog
 from services.rpc.errors import TOKENIZER_MISMATCH, FailedPrecondition
 from services.scheduler.clock import now_us
 from services.scheduler.core.admission import Admitted, Known, RefusalReason, Refused, Unknown
+from services.scheduler.core.committed_output import CommittedOutput
 from services.scheduler.core.journal import Journal, WorkerStep
 from services.scheduler.core.journal_call import JournalCall, JournalReply
 from services.scheduler.core.recovered import Recovered
@@ -346,10 +347,10 @@ class Leader:
         if answer.replaced is not None:
             answer.replaced.session.post(TakenOver(request_id, answer.replaced.subscriber))
 
-    def _read_output(self, request_id: bytes, offset: int) -> tuple[int, ...]:
+    def _read_output(self, request_id: bytes, first: int, end: int) -> CommittedOutput:
         sequence = self.scheduler.request(request_id)
         assert sequence is not None, "only a known request has something due"
-        return sequence.output_token_ids(offset)
+        return sequence.committed_output(first, end)
 
     def _settle(self, step: WorkerStep | None) -> None:
         """Every event ends here. What fails in between leaves half a turn behind: nothing goes on from that."""

@@ -77,6 +77,15 @@ def joined_logprobs(parts: Sequence[Logprobs]) -> Logprobs:
     return Logprobs(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
 
 
+def joined_columns(steps: Sequence[Logprobs | None], num_rows: int, rows: slice | np.ndarray) -> Logprobs | None:
+    """Of these of `num_rows` rows that have a token a step the tokens, row after row; None where no step has any entries."""
+    if all(step is None for step in steps):
+        return None
+    by_step = joined_logprobs([no_logprobs(num_rows) if step is None else step for step in steps])
+    tokens = np.arange(num_rows)[rows][:, None] + num_rows * np.arange(len(steps))
+    return by_step.of(tokens.ravel())
+
+
 def no_logprobs(num_tokens: int) -> Logprobs:
     """So many tokens without entries."""
     none = np.zeros(num_tokens, np.int32)

@@ -5,6 +5,7 @@ from typing import overload
 
 import numpy as np
 
+from tessera.values.logprobs import Logprobs, joined_logprobs, no_logprobs
 from tessera.values.request import RequestOutput
 
 
@@ -12,10 +13,21 @@ class OutputColumns(Sequence[RequestOutput]):
     """Outputs in order. Immutable by agreement; reads as a sequence of `RequestOutput`, and equals any sequence of the same ones.
 
     - `request_ids[R]`; `subscribers` uint64 `[R]`; `token_offsets`, `token_counts` integers `[R]`; `token_ids` integers `[sum of the counts]`.
-    - `ends`: by row, the outputs that carry an end. Of the others nothing but the columns is told.
+    - `logprobs` of all these tokens; None where none have any.
+    - `ends`: by row, the outputs that carry an end; `prompt_logprobs`: by row, those of the prompts. Of the others nothing but the columns is
+      told.
     """
 
-    __slots__ = ("ends", "request_ids", "subscribers", "token_counts", "token_ids", "token_offsets")
+    __slots__ = (
+        "ends",
+        "logprobs",
+        "prompt_logprobs",
+        "request_ids",
+        "subscribers",
+        "token_counts",
+        "token_ids",
+        "token_offsets",
+    )
 
     def __init__(
         self,
@@ -25,6 +37,8 @@ class OutputColumns(Sequence[RequestOutput]):
         token_counts: np.ndarray,
         token_ids: np.ndarray,
         ends: dict[int, RequestOutput],
+        logprobs: Logprobs | None = None,
+        prompt_logprobs: dict[int, Logprobs] = {},  # noqa: B006 - never written
     ) -> None:
         self.request_ids = request_ids
         self.subscribers = subscribers
@@ -32,6 +46,8 @@ class OutputColumns(Sequence[RequestOutput]):
         self.token_counts = token_counts
         self.token_ids = token_ids
         self.ends = ends
+        self.logprobs = logprobs
+        self.prompt_logprobs = prompt_logprobs
 
     @classmethod
     def of(cls, outputs: Iterable[RequestOutput]) -> "OutputColumns":
@@ -44,6 +60,8 @@ class OutputColumns(Sequence[RequestOutput]):
             np.array([len(output.token_ids) for output in listed], np.int64),
             np.array([token_id for output in listed for token_id in output.token_ids], np.int64),
             {row: output for row, output in enumerate(listed) if output.finish is not None},
+            _joined([(output.logprobs, len(output.token_ids)) for output in listed]),
+            {row: output.prompt_logprobs for row, output in enumerate(listed) if output.prompt_logprobs is not None},
         )
 
     def followed_by(self, outputs: Sequence[RequestOutput]) -> "OutputColumns":
@@ -58,6 +76,8 @@ class OutputColumns(Sequence[RequestOutput]):
             np.concatenate((self.token_counts, other.token_counts)),
             np.concatenate((self.token_ids, other.token_ids)),
             self.ends | {count + row: output for row, output in other.ends.items()},
+            _joined([(one.logprobs, len(one.token_ids)) for one in (self, other)]),
+            self.prompt_logprobs | {count + row: logprobs for row, logprobs in other.prompt_logprobs.items()},
         )
 
     def __len__(self) -> int:
@@ -77,9 +97,18 @@ class OutputColumns(Sequence[RequestOutput]):
             self.request_ids, self.subscribers.tolist(), self.token_offsets.tolist(), self.token_counts.tolist(), strict=True
         )
         token_ids, end = self.token_ids.tolist(), 0
+        parts = self.logprobs.split(self.token_counts.tolist()) if self.logprobs is not None else None
         for row, (request_id, subscriber, token_offset, token_count) in enumerate(columns):
             begin, end = end, end + token_count
-            yield self.ends.get(row) or RequestOutput(request_id, subscriber, token_offset, tuple(token_ids[begin:end]))
+            logprobs = parts[row] if parts is not None and parts[row].counts.any() else None
+            yield self.ends.get(row) or RequestOutput(
+                request_id,
+                subscriber,
+                token_offset,
+                tuple(token_ids[begin:end]),
+                logprobs=logprobs,
+                prompt_logprobs=self.prompt_logprobs.get(row),
+            )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
@@ -88,6 +117,13 @@ class OutputColumns(Sequence[RequestOutput]):
 
     def __repr__(self) -> str:
         return f"OutputColumns.of({list(self)!r})"
+
+
+def _joined(parts: list[tuple[Logprobs | None, int]]) -> Logprobs | None:
+    """Those of the tokens of each, so many, one after the other; None where none have any."""
+    if all(logprobs is None for logprobs, _ in parts):
+        return None
+    return joined_logprobs([no_logprobs(count) if logprobs is None else logprobs for logprobs, count in parts])
 
 
 NO_OUTPUTS = OutputColumns.of(())

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tessera.values.finish import Finish
+from tessera.values.logprobs import Logprobs
 from tessera.values.sampling import SamplingParams
 
 
@@ -73,3 +74,5 @@ class RequestOutput:
     num_cached_tokens: int = 0
     finish: Finish | None = None
     timings: RequestTimings | None = None  # set with `finish`
+    logprobs: Logprobs | None = None  # of these tokens; None where the request wants none, or all were lost
+    prompt_logprobs: Logprobs | None = None  # of every prompt token but the first, with the first output token

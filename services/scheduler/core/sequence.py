@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kv_manager.block_table import BlockTable
 from kv_manager.hash_chain import TokenIds
+from services.scheduler.core.committed_output import CommittedOutput
 from services.scheduler.core.held_blocks import table_namespace
 from services.scheduler.core.kept_logprobs import KeptLogprobs
 from services.scheduler.core.lanes import Lanes
@@ -101,6 +102,14 @@ class Sequence:
         """Those of every prompt token but the first; None where it wants none, or as long as nobody has told them all."""
         kept, count = self.prompt_logprobs, self.ledger.prompt_len - 1
         return kept.read(0, count) if kept is not None and self.output_len and len(kept) == count else None
+
+    def committed_output(self, first: int, end: int) -> CommittedOutput:
+        """The output tokens `[first, end)`, or those of them that there are."""
+        token_ids = tuple(self.ledger.token_ids.output[first:end])
+        if self.logprobs is None and self.prompt_logprobs is None:
+            return CommittedOutput(token_ids)
+        prompt_logprobs = self.whole_prompt_logprobs() if first == 0 else None
+        return CommittedOutput(token_ids, self.output_logprobs(first, first + len(token_ids)), prompt_logprobs)
 
     def set_rules(self, rules: StopRules | None) -> None:
         """The rules under the model, and under pools of which none promises less than before; None: what was promised before holds."""

@@ -16,11 +16,13 @@ from typing import Generic, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from services.scheduler.core.committed_output import NO_OUTPUT, CommittedOutput
 from services.scheduler.core.record import DecodeColumns, Record, RequestDelta
 from services.scheduler.core.row_index import as_slice
 from services.scheduler.core.stream_columns import StreamColumns, are_equal
 from tessera.values.config import Config
 from tessera.values.finish import Finish
+from tessera.values.logprobs import joined_columns
 from tessera.values.output_columns import NO_OUTPUTS, OutputColumns
 from tessera.values.request import RequestOutput, RequestTimings
 from tessera.values.session import TakenOver
@@ -28,8 +30,8 @@ from tessera.values.session import TakenOver
 S = TypeVar("S", bound=Hashable)
 """A session: one stream to one gateway. A gateway that comes back has another."""
 
-ReadOutput: TypeAlias = Callable[[bytes, int], tuple[int, ...]]
-"""(request id, offset) -> its committed output tokens from the offset on."""
+ReadOutput: TypeAlias = Callable[[bytes, int, int], CommittedOutput]
+"""(request id, first, end) -> its committed output tokens `[first, end)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,24 +301,27 @@ class Streams(Generic[S]):
             assert (ends - offsets == len(shown)).all(), "what is told between columns is due one by one"
             token_ids = np.stack([one.token_ids[share.where] for one in shown], axis=1).ravel()
             counts = counts * np.int32(len(shown))
-        return OutputColumns(share.request_ids, share.subscribers, offsets, counts, token_ids, {})
+        logprobs = joined_columns([one.logprobs for one in shown], len(first.request_ids), share.where)
+        return OutputColumns(share.request_ids, share.subscribers, offsets, counts, token_ids, {}, logprobs)
 
     def _take(self, request_id: bytes, stream: _Stream[S]) -> RequestOutput:
         cursor, visible_len = int(self._columns.cursor[stream.row]), int(self._columns.visible[stream.row])
         count = visible_len - cursor
-        token_ids = self._read_output(request_id, cursor)[:count] if count > 0 else ()
+        read = self._read_output(request_id, cursor, visible_len) if count > 0 else NO_OUTPUT
         is_end = stream.finish is not None
         offset = min(cursor, visible_len) if is_end else cursor
-        self._columns.cursor[stream.row] = offset + len(token_ids)
+        self._columns.cursor[stream.row] = offset + len(read.token_ids)
         stream.is_end_sent = is_end
         return RequestOutput(
             request_id=request_id,
             subscriber=stream.subscriber,
             token_offset=offset,
-            token_ids=token_ids,
+            token_ids=read.token_ids,
             num_cached_tokens=stream.num_cached_tokens if is_end else 0,
             finish=stream.finish,
             timings=stream.timings if is_end else None,
+            logprobs=read.logprobs,
+            prompt_logprobs=read.prompt_logprobs,
         )
 
     def _look_up(self, request_ids: tuple[bytes, ...]) -> _Lookup[S]:

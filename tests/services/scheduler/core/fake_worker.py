@@ -14,10 +14,12 @@ from hashlib import blake2b
 from random import Random
 
 import numpy as np
+from fake_logprobs import logprobs_behind, sampled_logprobs
 
 from tessera.values.batch import RowError, ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry, SlotSwap
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.logprobs import Logprobs, PromptLogprobs, joined_logprobs, no_logprobs
 from tessera.values.model import KVGeometry, ModelInfo, WorkerDescription, WorkerLimits
 from tessera.values.report import DroppedSlot, SlotReport, WorkerReport
 from tessera.values.request import Submission
@@ -140,6 +142,27 @@ class _Slot:
         prefix_digests(self.token_ids, self.digests)
         return np.array(self.digests[first:stop], np.int64) ^ salt_mark(self.cache_salt)
 
+    def logprobs(self, count: int) -> list[Logprobs]:
+        """Of the last `count` tokens."""
+        digests, first = prefix_digests(self.token_ids, self.digests), len(self.token_ids) - count
+        pairs = zip(digests[first - 1 :], self.token_ids[first:], strict=False)
+        return [sampled_logprobs(digest, token_id, self.sampling) for digest, token_id in pairs]
+
+    def prompt_logprobs(self, first: int, stop: int) -> Logprobs:
+        """Of the prompt tokens that a row of these positions comes past."""
+        num_top, digests = self.sampling.prompt_logprobs, prefix_digests(self.token_ids, self.digests)
+        if num_top is None:
+            return no_logprobs(0)
+        ids = self.token_ids[first + 1 : min(stop + 1, self.prompt_len)]
+        found = [logprobs_behind(digest, one, num_top, ()) for digest, one in zip(digests[first:], ids, strict=False)]
+        return joined_logprobs([no_logprobs(0), *found])
+
+
+def _told(prompts: list[Logprobs]) -> PromptLogprobs | None:
+    """Of each row; None where no row has any."""
+    row_counts = np.array([len(logprobs) for logprobs in prompts], np.int32)
+    return PromptLogprobs(row_counts, joined_logprobs(prompts)) if row_counts.any() else None
+
 
 class RandomDrafts:
     """How many drafts there are where `room` fit, and how many of the first of them are right: anything, the same for the same seed."""
@@ -227,6 +250,7 @@ class FakeWorker:
         assert batch.step_id > self.last_step, f"step {batch.step_id} after {self.last_step}"
         self._start(batch)
         counts, token_ids, errors, draft_counts = [], [], [], [0] * batch.num_rows
+        logprobs, prompts = [no_logprobs(0)], [no_logprobs(0)] * batch.num_rows
         for row in range(batch.num_rows):
             if batch.is_dummy_run:
                 counts.append(0)
@@ -242,8 +266,10 @@ class FakeWorker:
                 sampled, draft_counts[row] = self._decode(slot, context_len, count, batch)
             else:
                 sampled = self._prefill(slot, context_len, count, batch.step_id)
+                prompts[row] = slot.prompt_logprobs(context_len - count, context_len)
             counts.append(len(sampled))
             token_ids.extend(sampled)
+            logprobs += slot.logprobs(len(sampled))
         self.last_step = batch.step_id
         return ScheduledBatchOutput(
             batch.epoch,
@@ -253,6 +279,8 @@ class FakeWorker:
             np.array(token_ids, np.int32),
             tuple(errors),
             draft_counts=np.array(draft_counts if any(draft_counts) else (), np.int32),
+            logprobs=joined if (joined := joined_logprobs(logprobs)).counts.any() else None,
+            prompt_logprobs=_told(prompts),
         )
 
     # -- inside

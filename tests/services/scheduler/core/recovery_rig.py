@@ -5,10 +5,12 @@ calls of clients at gateways. Nothing happens by itself: a test says who does wh
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from fake_worker import LIMITS, FakeWorker, reference_output
+from fake_logprobs import expected_logprobs
+from fake_worker import LIMITS, FakeWorker, prefix_digests, reference_output
 from scheduler_rig import REQUEST_FIELDS, own_stop
 
 from services.scheduler.core.admission import Refused, Unknown
+from services.scheduler.core.committed_output import CommittedOutput
 from services.scheduler.core.journal import Journal, WorkerStep
 from services.scheduler.core.journal_call import Failed
 from services.scheduler.core.recovered import Recovered
@@ -21,6 +23,7 @@ from tessera.values.batch import ScheduledBatchOutput
 from tessera.values.config import Config
 from tessera.values.finish import Finish
 from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.logprobs import Logprobs, no_logprobs
 from tessera.values.report import WorkerReport
 from tessera.values.request import DetokenizeOptions, RequestOutput, Submission
 from tessera.values.sampling import SamplingParams
@@ -53,19 +56,45 @@ class Call:
     tokens: list[int]
     ends: list[Finish] = field(default_factory=list)
     is_taken_over: bool = False
+    told: dict[int, Logprobs] = field(default_factory=dict)  # log-probabilities that came, by the token's offset
+    prompt_logprobs: Logprobs | None = None
+
+    @property
+    def logprobs(self) -> list[Logprobs]:
+        """Of `tokens`, one each, without entries where none came."""
+        return [self.told.get(at, no_logprobs(1)) for at in range(len(self.tokens))]
 
     @property
     def received(self) -> tuple[int, ...]:
         return tuple(self.tokens)
 
     def take(self, output: RequestOutput) -> None:
-        """What a client sees: dense offsets, and nothing after the end."""
+        """What a client sees: dense offsets, as many log-probabilities as tokens, and nothing after the end."""
         assert output.subscriber == self.subscriber, "a frame for somebody else"
         assert not self.ends and not self.is_taken_over, "something came after the end"
         assert output.token_offset == len(self.tokens), f"{output.token_offset} came, {len(self.tokens)} was due"
         self.tokens += output.token_ids
+        count = len(output.token_ids)
+        assert output.logprobs is None or len(output.logprobs) == count
+        if output.logprobs is not None:
+            self.told.update(enumerate(output.logprobs.split([1] * count), output.token_offset))
+        if output.prompt_logprobs is not None:
+            assert not output.token_offset and count, "with the first token"
+            self.prompt_logprobs = output.prompt_logprobs
         if output.finish is not None:
             self.ends.append(output.finish)
+
+    def check_logprobs(self) -> int:
+        """All that came are the right ones; returns how many tokens, of prompt and output, were to have some and have none."""
+        ids = [*self.submission.prompt_token_ids.tolist(), *self.tokens]
+        output, prompt = expected_logprobs(self.submission, self.tokens, prefix_digests(ids))
+        found = [*self.logprobs, *(self.prompt_logprobs or no_logprobs(len(prompt))).split([1] * len(prompt))]
+        num_missing = 0
+        for mine, right in zip(found, [*output, *prompt], strict=True):
+            is_missing = not mine.counts.any() and bool(right.counts.any())
+            assert is_missing or mine == right
+            num_missing += is_missing
+        return num_missing
 
 
 class Lead:
@@ -121,10 +150,10 @@ class Lead:
         self.scheduler.lose_worker(name, loss, self.house.now_us)
         self.settle()
 
-    def _read(self, request_id: bytes, offset: int) -> tuple[int, ...]:
+    def _read(self, request_id: bytes, first: int, end: int) -> CommittedOutput:
         sequence = self.scheduler.request(request_id)
         assert sequence is not None
-        return sequence.output_token_ids(offset)
+        return sequence.committed_output(first, end)
 
 
 class House:
@@ -251,6 +280,8 @@ class House:
         request = replace(call.submission, request_id=number.to_bytes(16, "big"))
         tokens = call.received if received is None else received
         again = Call(self._gateway(gateway), request, subscriber, list(tokens))
+        again.told = {at: logprobs for at, logprobs in call.told.items() if at < len(tokens)}
+        again.prompt_logprobs = call.prompt_logprobs if tokens else None
         again.gateway.calls[request.request_id] = again
         self._submit(self.lead, again)
         self.lead.settle()
@@ -316,6 +347,7 @@ class House:
             expected, finish = reference_output(call.submission, self.worker.geometry.num_tokens)
             assert call.tokens == expected, f"{call.tokens} instead of {expected}"
             assert call.ends == [finish]
+            call.check_logprobs()
         self.assert_clean()
 
     def assert_clean(self) -> None:

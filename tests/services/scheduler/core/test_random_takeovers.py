@@ -11,6 +11,13 @@ from tessera.values.config import POLICIES, PREEMPTION_POLICIES, PREFIX_INDEXES,
 from tessera.values.finish import FinishReason
 
 GATEWAYS = ("g1", "g2", "g3")
+LOGPROBS: tuple[dict[str, object], ...] = (
+    {"logprobs": 2, "prompt_logprobs": 1},
+    {"logprobs": 0},
+    {},
+    {"prompt_logprobs": 0},
+    {"logprob_token_ids": (3, 60)},
+)
 
 
 class Life:
@@ -23,8 +30,10 @@ class Life:
         salts: tuple[str, ...] = ("",),
         priorities: tuple[int, ...] = (0,),
         outputs_max: int = 1,
+        wants_logprobs: bool = False,
         **given: object,
     ) -> None:
+        self.wants_logprobs = wants_logprobs
         self.salts, self.priorities, self.outputs_max = salts, priorities, outputs_max
         self.rng = rng = random.Random(seed)
         drawn = {
@@ -52,6 +61,8 @@ class Life:
             prompt = list(range(start, start + self.rng.choice((5, 9, 13, 14))))
             gateway = self.rng.choice([name for name in GATEWAYS if name not in self.away] or ["g4"])
             sampling = {"max_tokens": self.rng.randint(1, 14), "seed": self.number, "ignore_eos": self.rng.random() < 0.7}
+            if self.wants_logprobs:
+                sampling |= LOGPROBS[self.number % len(LOGPROBS)]
             salt = self.salts[self.number % len(self.salts)]
             priority = self.priorities[self.number % len(self.priorities)]
             own = {"cache_salt": salt, "priority": priority}
@@ -137,7 +148,7 @@ class Life:
         self.saved = self.house.store.save()
 
     def check_counter(self) -> None:
-        assert self.is_excused or self.house.lead.scheduler.load().recomputed_positions == 0
+        assert self.is_excused or self.wants_logprobs or self.house.lead.scheduler.load().recomputed_positions == 0
         self.is_excused = False
 
     def leader_dies(self) -> None:
@@ -284,6 +295,24 @@ def test_no_client_can_tell_though_drafts_are_in_flight(seed: int) -> None:
         num_speculative_tokens=rng.randint(1, 3),
         num_host_blocks=rng.choice((0, 8)),
         preemption_mode="swap",
+    )
+    life.run()
+
+
+@pytest.mark.parametrize("seed", range(700, 740))
+def test_no_client_that_wants_log_probabilities_can_tell(seed: int) -> None:
+    """Of each token the right ones come, or none where nobody holds them any more; beside clients that want none."""
+    rng = random.Random(seed)
+    life = Life(
+        seed,
+        outputs_max=rng.choice((1, 3)),
+        wants_logprobs=True,
+        max_num_seqs=rng.randint(1, 4),
+        max_num_batched_tokens=16,
+        num_speculative_tokens=rng.choice((0, 0, 2)),
+        num_host_blocks=rng.choice((0, 8)),
+        preemption_mode=rng.choice(("swap", "recompute")),
+        enable_prefix_caching=rng.random() < 0.7,
     )
     life.run()
 

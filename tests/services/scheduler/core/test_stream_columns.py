@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.scheduler.core.committed_output import CommittedOutput
 from services.scheduler.core.record import Arrival, DecodeColumns, Record, RequestDelta
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.stream_columns import StreamColumns
@@ -30,9 +31,9 @@ class Desk:
         self.number = 0
         self.streams: Streams[str] = Streams(Config(), self._read)
 
-    def _read(self, request_id: bytes, offset: int) -> tuple[int, ...]:
+    def _read(self, request_id: bytes, first: int, end: int) -> CommittedOutput:
         self.num_read += 1
-        return tuple(self.outputs[request_id][offset:])
+        return CommittedOutput(tuple(self.outputs[request_id][first:end]))
 
     def _record(self, **fields: Any) -> None:
         self.number += 1

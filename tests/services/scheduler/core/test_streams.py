@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from services.scheduler.core.committed_output import CommittedOutput
 from services.scheduler.core.record import Arrival, DecodeColumns, Record, RequestDelta
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.streams import DEADLINES_SLACK, Claimed, Streams, Subscription
@@ -29,8 +30,8 @@ class Desk:
         self.now_us = 0
         self.streams: Streams[str] = Streams(Config(gateway_grace_ms=30_000), self.read)
 
-    def read(self, request_id: bytes, offset: int) -> tuple[int, ...]:
-        return tuple(self.outputs[request_id][offset:])
+    def read(self, request_id: bytes, first: int, end: int) -> CommittedOutput:
+        return CommittedOutput(tuple(self.outputs[request_id][first:end]))
 
     def record(self, **fields: object) -> int:
         self.number += 1
