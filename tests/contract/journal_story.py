@@ -10,6 +10,7 @@ from services.scheduler.core.changes import Changes
 from services.scheduler.core.record import Arrival, BlockDelta, DecodeColumns, RequestDelta, StoredState
 from services.scheduler.core.sequence_status import SequenceStatus
 from tessera.values.finish import Finish, FinishReason
+from tessera.values.logprobs import Logprobs, joined_logprobs, no_logprobs
 from tessera.values.request import DetokenizeOptions, RequestTimings, Submission
 from tessera.values.sampling import SamplingParams
 
@@ -33,6 +34,16 @@ def submission(request_id: bytes, prompt_len: int = 5) -> Submission:
     )
 
 
+def logprobs_of(request_id: bytes, output: list[int], first: int) -> Logprobs | None:
+    """Those of a request's tokens from `first` on: every other request wants some, and some tokens have none."""
+    if request_id[0] % 2:
+        return None
+    tokens = output[first:]
+    counts = np.array([token % 4 for token in tokens], np.int32)
+    ids = np.array([token + at for token in tokens for at in range(token % 4)], np.int32)
+    return Logprobs(counts, ids, (-ids / 7).astype(np.float32), counts + 1)
+
+
 def facts(state: StoredState) -> dict[str, object]:
     """`state` as plain values that can be compared."""
     return {
@@ -52,6 +63,8 @@ def facts(state: StoredState) -> dict[str, object]:
                 request.finish,
                 request.timings,
                 request.tokens_max,
+                request.logprobs.read(0, len(request.output_token_ids)) if request.logprobs is not None else None,
+                request.prompt_logprobs,
             )
             for request_id, request in state.requests.items()
         },
@@ -72,6 +85,7 @@ class _Live:
     table: list[int] = field(default_factory=list)
     told_tokens: int = 0
     told_blocks: int = 0
+    is_prompt_told: bool = False
     finish: Finish | None = None
 
 
@@ -160,6 +174,8 @@ class Story:
         live = self.requests[request_id]
         token_offset, live.told_tokens = min(live.told_tokens, len(live.output)), len(live.output)
         table_offset, live.told_blocks = min(live.told_blocks, len(live.table)), len(live.table)
+        tells_prompt = bool(live.output) and not live.is_prompt_told
+        live.is_prompt_told |= tells_prompt
         return RequestDelta(
             request_id=request_id,
             status=live.status,
@@ -176,6 +192,8 @@ class Story:
             submission=submission(request_id) if is_new else None,
             arrival=live.arrival if is_new else None,
             tokens_max=100 * live.attempt,
+            logprobs=logprobs_of(request_id, live.output, token_offset),
+            prompt_logprobs=logprobs_of(request_id, [5, 6, 7, 9], 0) if tells_prompt else None,
         )
 
     def _decode(self, decoding: list[tuple[bytes, _Live]]) -> DecodeColumns:
@@ -191,8 +209,16 @@ class Story:
                 live.told_blocks = len(live.table)
         columns = np.array(grown, np.int32).reshape(-1, 3)
         ids = tuple(request_id for request_id, _ in decoding)
+        told = [logprobs_of(request_id, live.output, len(live.output) - 1) for request_id, live in decoding]
+        wants = any(logprobs is not None for logprobs in told)
         return DecodeColumns(
-            ids, np.array(offsets, np.int32), np.array(tokens, np.int32), columns[:, 0], columns[:, 1], columns[:, 2]
+            ids,
+            np.array(offsets, np.int32),
+            np.array(tokens, np.int32),
+            columns[:, 0],
+            columns[:, 1],
+            columns[:, 2],
+            joined_logprobs([logprobs or no_logprobs(1) for logprobs in told]) if wants else None,
         )
 
     def _blocks(self) -> tuple[BlockDelta, ...]:
