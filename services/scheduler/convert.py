@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from services.worker.convert import (
     sampling_from_proto,
     sampling_to_proto,
 )
+from services.worker.convert_logprobs import kept_logprobs_from_proto, logprobs_from_proto, logprobs_to_proto
 from tessera.scheduler.v1 import session_pb2
 from tessera.values.identity import INSTANCE_ID_BYTES, NO_EPOCH, REQUEST_ID_BYTES, Epoch
 from tessera.values.output_columns import OutputColumns
@@ -311,6 +313,10 @@ def fill_frame(message: session_pb2.Frame, outputs: Sequence[RequestOutput]) -> 
                 total_us=timings.total_us,
                 num_preemptions=timings.num_preemptions,
             )
+    if columns.logprobs is not None:
+        message.logprobs.CopyFrom(logprobs_to_proto(columns.logprobs))
+    for index, logprobs in columns.prompt_logprobs.items():
+        message.prompt_logprobs.add(index=index, logprobs=logprobs_to_proto(logprobs))
 
 
 def frame_from_proto(message: session_pb2.Frame) -> Frame:
@@ -330,15 +336,27 @@ def frame_from_proto(message: session_pb2.Frame) -> Frame:
         if end.index >= count:
             raise MalformedMessage(f"frame.ends: index {end.index} of {count} requests")
         outputs[end.index] = _ended(outputs[end.index], end)
+    _add_logprobs(message, counts, outputs)
     return Frame(tuple(outputs))
 
 
+def _add_logprobs(message: session_pb2.Frame, counts: list[int], outputs: list[RequestOutput]) -> None:
+    """Those of the outputs' tokens, and of prompts."""
+    if message.HasField("logprobs"):
+        logprobs = logprobs_from_proto(message.logprobs, sum(counts), "frame.logprobs")
+        for index, own in enumerate(logprobs.split(counts)):
+            if own.counts.any():
+                outputs[index] = replace(outputs[index], logprobs=own)
+    for prompt in message.prompt_logprobs:
+        if prompt.index >= len(outputs):
+            raise MalformedMessage(f"frame.prompt_logprobs: index {prompt.index} of {len(outputs)} requests")
+        told = kept_logprobs_from_proto(prompt.logprobs, "frame.prompt_logprobs")
+        outputs[prompt.index] = replace(outputs[prompt.index], prompt_logprobs=told)
+
+
 def _ended(output: RequestOutput, end: session_pb2.RequestEnd) -> RequestOutput:
-    return RequestOutput(
-        output.request_id,
-        output.subscriber,
-        output.token_offset,
-        output.token_ids,
+    return replace(
+        output,
         num_cached_tokens=end.num_cached_tokens,
         finish=finish_from_proto(end.finish),
         timings=RequestTimings(end.queue_us, end.ttft_us, end.total_us, end.num_preemptions),

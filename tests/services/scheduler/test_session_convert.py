@@ -12,6 +12,7 @@ from services.worker.convert import MalformedMessage
 from tessera.scheduler.v1 import session_pb2
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.logprobs import Logprobs
 from tessera.values.model import ModelInfo
 from tessera.values.request import DetokenizeOptions, RequestOutput, RequestTimings, Submission
 from tessera.values.sampling import SEED_MAX, SamplingParams
@@ -33,6 +34,7 @@ from tessera.values.session import (
     Submit,
     TakenOver,
 )
+from tessera.worker.v1 import types_pb2
 
 ID, OTHER_ID = bytes(range(16)), bytes(range(16, 32))
 EPOCH = Epoch(7, b"i" * 16)
@@ -147,7 +149,23 @@ ENDED = st.builds(
 )
 
 
-@given(st.lists(OUTPUTS | ENDED, max_size=6))
+def logprobs_of(counts: list[int]) -> Logprobs:
+    """Some for so many tokens; none at all is as good as none."""
+    column = np.array(counts, np.int32)
+    ids = np.arange(column.sum(), dtype=np.int32)
+    return Logprobs(column, ids, (-ids / 8).astype(np.float32), column + 1)
+
+
+@st.composite
+def with_logprobs(draw, outputs):
+    """An output whose tokens have some, and whose prompt may have some."""
+    output = draw(outputs)
+    counts = [draw(st.integers(0, 3)) for _ in output.token_ids]
+    prompt = draw(st.none() | st.lists(st.integers(0, 2), max_size=3).map(logprobs_of))
+    return replace(output, logprobs=logprobs_of(counts) if any(counts) else None, prompt_logprobs=prompt)
+
+
+@given(st.lists(OUTPUTS | ENDED | with_logprobs(OUTPUTS) | with_logprobs(ENDED), max_size=6))
 def test_any_frame_round_trips(outputs):
     frame = Frame(tuple(outputs))
     assert convert.response_from_proto(over_the_wire(convert.response_to_proto(EPOCH, frame))) == (EPOCH, frame)
@@ -185,6 +203,8 @@ def test_a_malformed_request_is_refused(message, names):
         ),
         (session_pb2.Frame(request_ids=ID[:8]), "columns"),
         (session_pb2.Frame(ends=[session_pb2.RequestEnd(index=0)]), "ends"),
+        (session_pb2.Frame(prompt_logprobs=[session_pb2.PromptLogprobs(index=0)]), "prompt_logprobs"),
+        (session_pb2.Frame(logprobs=types_pb2.Logprobs(counts=bytes(4), ranks=bytes(4))), "logprobs.counts: 1 values for 0"),
     ],
 )
 def test_a_malformed_frame_is_refused(frame, names):

@@ -190,20 +190,32 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("request_ids", "subscribers", "token_offsets", "token_counts", "token_ids", "ends")
+    __slots__ = ("request_ids", "subscribers", "token_offsets", "token_counts", "token_ids", "ends", "logprobs", "prompt_logprobs")
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBERS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_ids: bytes
     subscribers: _containers.RepeatedScalarFieldContainer[int]
     token_offsets: _containers.RepeatedScalarFieldContainer[int]
     token_counts: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     ends: _containers.RepeatedCompositeFieldContainer[RequestEnd]
-    def __init__(self, request_ids: _Optional[bytes] = ..., subscribers: _Optional[_Iterable[int]] = ..., token_offsets: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[_Union[RequestEnd, _Mapping]]] = ...) -> None: ...
+    logprobs: _types_pb2.Logprobs
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
+    def __init__(self, request_ids: _Optional[bytes] = ..., subscribers: _Optional[_Iterable[int]] = ..., token_offsets: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[_Union[RequestEnd, _Mapping]]] = ..., logprobs: _Optional[_Union[_types_pb2.Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("index", "logprobs")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    logprobs: _types_pb2.Logprobs
+    def __init__(self, index: _Optional[int] = ..., logprobs: _Optional[_Union[_types_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class RequestEnd(_message.Message):
     __slots__ = ("index", "finish", "num_cached_tokens", "queue_us", "ttft_us", "total_us", "num_preemptions")

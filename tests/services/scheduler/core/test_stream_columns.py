@@ -2,6 +2,7 @@
 
 import random
 from array import array
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from services.scheduler.core.stream_columns import StreamColumns
 from services.scheduler.core.streams import SHOWN_MAX, Streams
 from tessera.values.config import Config
 from tessera.values.finish import Finish, FinishReason
+from tessera.values.logprobs import Logprobs, joined_logprobs, no_logprobs
 from tessera.values.output_columns import OutputColumns
 from tessera.values.request import RequestOutput, RequestTimings, Submission
 from tessera.values.sampling import SamplingParams
@@ -22,10 +24,18 @@ IDS = tuple(bytes([number]) * 16 for number in range(6))
 NONE = np.zeros(0, np.int32)
 
 
-class Desk:
-    """Outputs of `IDS`, whose records are made here, and the streams under test."""
+def logprobs_of(token_ids: Sequence[int]) -> Logprobs:
+    """Two entries a token, which tell what it is."""
+    ids = np.repeat(np.array(token_ids, np.int32), 2)
+    counts, ranks = np.full(len(token_ids), 2, np.int32), np.array(token_ids, np.int32) + 1
+    return Logprobs(counts, ids, (-ids / 8).astype(np.float32), ranks)
 
-    def __init__(self) -> None:
+
+class Desk:
+    """Outputs of `IDS`, whose records are made here, and the streams under test. Those of `wanting` want log-probabilities."""
+
+    def __init__(self, wanting: Collection[bytes] = ()) -> None:
+        self.wanting = wanting
         self.outputs = {request_id: array("i") for request_id in IDS}
         self.num_read = 0
         self.number = 0
@@ -33,7 +43,11 @@ class Desk:
 
     def _read(self, request_id: bytes, first: int, end: int) -> CommittedOutput:
         self.num_read += 1
-        return CommittedOutput(tuple(self.outputs[request_id][first:end]))
+        token_ids = tuple(self.outputs[request_id][first:end])
+        return CommittedOutput(token_ids, self.logprobs(request_id, token_ids))
+
+    def logprobs(self, request_id: bytes, token_ids: Sequence[int]) -> Logprobs | None:
+        return logprobs_of(token_ids) if request_id in self.wanting and token_ids else None
 
     def _record(self, **fields: Any) -> None:
         self.number += 1
@@ -45,7 +59,9 @@ class Desk:
         token_ids = np.arange(token_id, token_id + len(ids), dtype=np.int32)
         for request_id, sampled in zip(ids, token_ids.tolist(), strict=True):
             self.outputs[request_id].append(sampled)
-        self._record(decoded=DecodeColumns(ids, offsets, token_ids, NONE, NONE, NONE))
+        told = [self.logprobs(request_id, [sampled]) for request_id, sampled in zip(ids, token_ids.tolist(), strict=True)]
+        logprobs = joined_logprobs([one or no_logprobs(1) for one in told]) if any(told) else None
+        self._record(decoded=DecodeColumns(ids, offsets, token_ids, NONE, NONE, NONE, logprobs))
 
     def tell(
         self, request_id: bytes, offset: int, token_ids: list[int], finish: Finish | None = None, subscriber: int = 0
@@ -70,7 +86,11 @@ class Desk:
 @pytest.fixture
 def desk() -> Desk:
     """Requests 0 to 3 stream to session "a", 4 and 5 to "b"."""
-    desk = Desk()
+    return opened()
+
+
+def opened(wanting: Collection[bytes] = ()) -> Desk:
+    desk = Desk(wanting)
     for number, request_id in enumerate(IDS):
         desk.streams.claim("a" if number < 4 else "b", request_id, number, 0)
         desk.tell(request_id, 0, [])
@@ -98,6 +118,22 @@ def test_steps_acknowledged_together_are_sent_together(desk: Desk) -> None:
         RequestOutput(IDS[4], 4, 0, (14, 24, 34)),
         RequestOutput(IDS[5], 5, 0, (15, 25, 35)),
     ]
+    assert desk.num_read == 0
+
+
+def test_log_probabilities_go_with_their_tokens_in_a_steady_step() -> None:
+    desk = opened((IDS[1], IDS[3]))
+    for token_id in (10, 20):
+        desk.decode(IDS, token_id)
+        desk.show()
+    assert desk.streams.take_frame("a") == [
+        RequestOutput(IDS[0], 0, 0, (10, 20)),
+        RequestOutput(IDS[1], 1, 0, (11, 21), logprobs=logprobs_of((11, 21))),
+        RequestOutput(IDS[2], 2, 0, (12, 22)),
+        RequestOutput(IDS[3], 3, 0, (13, 23), logprobs=logprobs_of((13, 23))),
+    ]
+    frame = desk.streams.take_frame("b")
+    assert isinstance(frame, OutputColumns) and all(output.logprobs is None for output in frame)
     assert desk.num_read == 0
 
 
@@ -157,9 +193,10 @@ def test_rows_of_the_columns_are_used_again_and_begin_at_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_mixture_of_steps_and_moves_gives_each_client_the_output_once(seed: int, desk: Desk) -> None:
+def test_any_mixture_of_steps_and_moves_gives_each_client_the_output_once(seed: int) -> None:
     """Steady runs, acknowledged late and together, beside ends, claims elsewhere, outputs cut where nobody has seen them, and forgetting."""
     rng = random.Random(seed)
+    desk = opened(((), IDS[1:5:2], IDS)[seed % 3])
     session = {request_id: "a" if number < 4 else "b" for number, request_id in enumerate(IDS)}
     seen: dict[bytes, list[int]] = {request_id: [] for request_id in IDS}
     subscriber = {request_id: number for number, request_id in enumerate(IDS)}
@@ -173,6 +210,7 @@ def test_any_mixture_of_steps_and_moves_gives_each_client_the_output_once(seed: 
             assert session[output.request_id] == name and output.subscriber == subscriber[output.request_id]
             assert output.token_offset == len(seen[output.request_id]), "a gap, or something twice"
             seen[output.request_id].extend(output.token_ids)
+            assert output.logprobs == desk.logprobs(output.request_id, output.token_ids)
             if output.finish is not None:
                 assert output.request_id not in ended
                 ended.add(output.request_id)
