@@ -301,7 +301,7 @@ def fill_frame(message: session_pb2.Frame, outputs: Sequence[RequestOutput]) -> 
     message.token_offsets.extend(columns.token_offsets.tolist())
     message.token_counts.extend(columns.token_counts.tolist())
     message.token_ids.extend(columns.token_ids.tolist())
-    for index, output in columns.ends.items():
+    for index, output in columns.rare.items():
         if output.finish is not None:
             timings = output.timings or RequestTimings()
             message.ends.add(
@@ -313,10 +313,10 @@ def fill_frame(message: session_pb2.Frame, outputs: Sequence[RequestOutput]) -> 
                 total_us=timings.total_us,
                 num_preemptions=timings.num_preemptions,
             )
+        if output.prompt_logprobs is not None:
+            message.prompt_logprobs.add(index=index, logprobs=logprobs_to_proto(output.prompt_logprobs))
     if columns.logprobs is not None:
         message.logprobs.CopyFrom(logprobs_to_proto(columns.logprobs))
-    for index, logprobs in columns.prompt_logprobs.items():
-        message.prompt_logprobs.add(index=index, logprobs=logprobs_to_proto(logprobs))
 
 
 def frame_from_proto(message: session_pb2.Frame) -> Frame:

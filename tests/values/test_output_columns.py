@@ -28,7 +28,7 @@ def test_columns_read_as_the_outputs_they_were_made_of() -> None:
 
 def test_others_follow_with_their_ends() -> None:
     columns = OutputColumns.of([ENDED]).followed_by([PLAIN, ENDED])
-    assert columns == [ENDED, PLAIN, ENDED] and columns.ends.keys() == {0, 2}
+    assert columns == [ENDED, PLAIN, ENDED] and columns.rare.keys() == {0, 2}
     assert OutputColumns.of([PLAIN]).followed_by([]) == [PLAIN]
     assert NO_OUTPUTS.followed_by([EMPTY]) == [EMPTY]
 

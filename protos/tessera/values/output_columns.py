@@ -14,14 +14,12 @@ class OutputColumns(Sequence[RequestOutput]):
 
     - `request_ids[R]`; `subscribers` uint64 `[R]`; `token_offsets`, `token_counts` integers `[R]`; `token_ids` integers `[sum of the counts]`.
     - `logprobs` of all these tokens; None where none have any.
-    - `ends`: by row, the outputs that carry an end; `prompt_logprobs`: by row, those of the prompts. Of the others nothing but the columns is
-      told.
+    - `rare`: by row, the outputs that carry more: an end, or the log-probabilities of a prompt.
     """
 
     __slots__ = (
-        "ends",
         "logprobs",
-        "prompt_logprobs",
+        "rare",
         "request_ids",
         "subscribers",
         "token_counts",
@@ -36,18 +34,16 @@ class OutputColumns(Sequence[RequestOutput]):
         token_offsets: np.ndarray,
         token_counts: np.ndarray,
         token_ids: np.ndarray,
-        ends: dict[int, RequestOutput],
+        rare: dict[int, RequestOutput],
         logprobs: Logprobs | None = None,
-        prompt_logprobs: dict[int, Logprobs] = {},  # noqa: B006 - never written
     ) -> None:
         self.request_ids = request_ids
         self.subscribers = subscribers
         self.token_offsets = token_offsets
         self.token_counts = token_counts
         self.token_ids = token_ids
-        self.ends = ends
+        self.rare = rare
         self.logprobs = logprobs
-        self.prompt_logprobs = prompt_logprobs
 
     @classmethod
     def of(cls, outputs: Iterable[RequestOutput]) -> "OutputColumns":
@@ -59,9 +55,12 @@ class OutputColumns(Sequence[RequestOutput]):
             np.array([output.token_offset for output in listed], np.int64),
             np.array([len(output.token_ids) for output in listed], np.int64),
             np.array([token_id for output in listed for token_id in output.token_ids], np.int64),
-            {row: output for row, output in enumerate(listed) if output.finish is not None},
+            {
+                row: output
+                for row, output in enumerate(listed)
+                if output.finish is not None or output.prompt_logprobs is not None
+            },
             _joined([(output.logprobs, len(output.token_ids)) for output in listed]),
-            {row: output.prompt_logprobs for row, output in enumerate(listed) if output.prompt_logprobs is not None},
         )
 
     def followed_by(self, outputs: Sequence[RequestOutput]) -> "OutputColumns":
@@ -75,9 +74,8 @@ class OutputColumns(Sequence[RequestOutput]):
             np.concatenate((self.token_offsets, other.token_offsets)),
             np.concatenate((self.token_counts, other.token_counts)),
             np.concatenate((self.token_ids, other.token_ids)),
-            self.ends | {count + row: output for row, output in other.ends.items()},
+            self.rare | {count + row: output for row, output in other.rare.items()},
             _joined([(one.logprobs, len(one.token_ids)) for one in (self, other)]),
-            self.prompt_logprobs | {count + row: logprobs for row, logprobs in other.prompt_logprobs.items()},
         )
 
     def __len__(self) -> int:
@@ -101,14 +99,8 @@ class OutputColumns(Sequence[RequestOutput]):
         for row, (request_id, subscriber, token_offset, token_count) in enumerate(columns):
             begin, end = end, end + token_count
             logprobs = parts[row] if parts is not None and parts[row].counts.any() else None
-            yield self.ends.get(row) or RequestOutput(
-                request_id,
-                subscriber,
-                token_offset,
-                tuple(token_ids[begin:end]),
-                logprobs=logprobs,
-                prompt_logprobs=self.prompt_logprobs.get(row),
-            )
+            tokens = tuple(token_ids[begin:end])
+            yield self.rare.get(row) or RequestOutput(request_id, subscriber, token_offset, tokens, logprobs=logprobs)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):

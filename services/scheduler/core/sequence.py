@@ -103,6 +103,13 @@ class Sequence:
         kept, count = self.prompt_logprobs, self.ledger.prompt_len - 1
         return kept.read(0, count) if kept is not None and self.output_len and len(kept) == count else None
 
+    def num_prompt_logprobs(self, count: int) -> int:
+        """Of how many prompt tokens the row of the next `count` positions, whose output has not come, has log-probabilities that are wanted."""
+        if not self._lacks_prompt_logprobs:
+            return 0
+        first = self.ledger.computed_len
+        return max(0, min(first + count, self.ledger.prompt_len - 1) - first)
+
     def committed_output(self, first: int, end: int) -> CommittedOutput:
         """The output tokens `[first, end)`, or those of them that there are."""
         token_ids = tuple(self.ledger.token_ids.output[first:end])

@@ -33,6 +33,7 @@ class IssuedBatch:
     samples: npt.NDArray[np.int32]
     num_decodes: int
     has_drafts: bool
+    has_logprobs: bool = False  # some row's sequence wants them
     lane_rows: LaneRows | None = None  # the first rows, where these are
 
     @property
@@ -62,6 +63,8 @@ class IssuedBatch:
             )
         if self.has_drafts or len(output.draft_counts):
             self._check_drafts(output)
+        if self.has_logprobs:
+            self._check_logprobs(output, failed)
 
     def _check_drafts(self, output: ScheduledBatchOutput) -> None:
         drafts = output.draft_counts if len(output.draft_counts) else np.zeros(len(self.samples), np.int32)
@@ -70,6 +73,21 @@ class IssuedBatch:
             raise BadOutput(
                 f"step {self.step_id} has room for {room.tolist()} drafts a row, got {drafts.tolist()} and {output.token_counts.tolist()} tokens"
             )
+
+    def _check_logprobs(self, output: ScheduledBatchOutput, failed: list[int]) -> None:
+        """Raise BadOutput where a sequence that is still where it was is not told what it wants."""
+        ends = np.cumsum(output.token_counts).tolist()
+        told = output.logprobs.counts if output.logprobs is not None else np.zeros(len(output.token_ids), np.int32)
+        prompts = output.prompt_logprobs.row_counts if output.prompt_logprobs is not None else np.zeros(len(ends), np.int32)
+        for row, sequence in enumerate(self.sequences):
+            if row in failed or sequence.slot is None or sequence.attempt != self.attempts[row]:
+                continue
+            num_wanted = sequence.num_prompt_logprobs(self.counts[row])
+            is_told = sequence.logprobs is None or told[ends[row] - output.token_counts[row] : ends[row]].all()
+            if not is_told or prompts[row] < num_wanted:
+                raise BadOutput(
+                    f"step {self.step_id} must tell log-probabilities of every token of row {row}, and of {num_wanted} of its prompt"
+                )
 
 
 _NO_COLUMNS: tuple[Column, Column, Column] = (NO_BLOCKS, NO_BLOCKS, NO_BLOCKS)
@@ -93,6 +111,7 @@ class StepPlan:
         self.is_dummy = False
         self._samples: list[int] = []
         self._has_drafts = False
+        self._has_logprobs = False
         self._lane_rows: LaneRows | None = None  # before all others: in `sequences` and `counts`, with columns of their own
         self._lane_columns: tuple[Column, Column, Column] = _NO_COLUMNS
 
@@ -185,11 +204,13 @@ class StepPlan:
             self._with_lanes(self._samples),
             self.num_decodes,
             self._has_drafts,
+            self._has_logprobs,
             rows,
         )
 
     def _add(self, sequence: Sequence, count: int, context_len: int, new_block_ids: Items[int]) -> None:
         assert sequence.slot is not None and count <= self.tokens_left and self.rows_left
+        self._has_logprobs |= sequence.logprobs is not None or sequence.prompt_logprobs is not None
         self.sequences.append(sequence)
         self.slots.append(sequence.slot)
         self.counts.append(count)

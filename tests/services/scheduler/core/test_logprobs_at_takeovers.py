@@ -1,9 +1,12 @@
 """Log-probabilities outlive who told them: leaders, workers and gateways go, and every token has its own once."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from recovery_rig import WORKER, Call, House
 
+from services.scheduler.core.errors import BadOutput
 from services.scheduler.store.memory import MemoryStore
 
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -151,6 +154,21 @@ def test_what_only_a_gateway_holds_has_none_for_others() -> None:
     found = [bool(logprobs.counts.any()) for logprobs in again.logprobs]
     assert found == [False] * held + [True] * (12 - held) and held > 2
     assert again.prompt_logprobs is None
+
+
+@pytest.mark.parametrize("given", [{"logprobs": 0}, {"prompt_logprobs": 0}])
+def test_an_output_without_what_was_asked_for_is_refused_and_changes_nothing(given: dict[str, int]) -> None:
+    house = House()
+    call = house.call(1, PROMPT, max_tokens=3, **given)
+    house.call(2, PROMPT, max_tokens=3)
+    house.execute()
+    output = house.outputs[WORKER].pop(0)
+    with pytest.raises(BadOutput, match="row 0"):
+        house.lead.hear(WORKER, replace(output, logprobs=None, prompt_logprobs=None))
+    house.outputs[WORKER].append(output)
+    house.hear()
+    house.run()
+    assert_whole(house, call)
 
 
 def test_who_wants_some_counts_in_no_lane_and_all_others_do() -> None:
