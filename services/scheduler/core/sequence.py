@@ -1,7 +1,7 @@
 """One request through its life: its tokens, its place on a worker, its end (ATOM's `Sequence`)."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -214,10 +214,12 @@ class Sequence:
             return slot.computed_len < len(slot.token_ids)
         return slot.computed_len < self.ledger.num_tokens and self._begins(slot.token_ids, slot.computed_len)
 
-    def can_go_on_in(self, slot: SlotReport, block_size: int) -> bool:
-        """Whether the KV in a slot is this sequence's, and none of the blocks that are full there would be written again: somebody else may
-        share those."""
-        return self.agrees_with(slot) and self._usable_len(slot) // block_size == slot.computed_len // block_size
+    def can_go_on_in(self, slot: SlotReport, block_size: int, shared: Container[int]) -> bool:
+        """Whether the KV in a slot is this sequence's, and none of the `shared` blocks, which somebody else may read, would be written again."""
+        if not self.agrees_with(slot):
+            return False
+        rewritten = slot.block_table[self._usable_len(slot) // block_size : slot.computed_len // block_size].tolist()
+        return slot.is_swapped or not any(block_id in shared for block_id in rewritten)
 
     def held_in(self, slots: Iterable[SlotReport]) -> int:
         """The most positions of this sequence whose KV one of these slots holds."""

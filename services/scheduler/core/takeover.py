@@ -3,16 +3,18 @@
 from collections import defaultdict
 from collections.abc import Container
 
+import numpy as np
+
 from services.scheduler.core.fleet import check_layout
 from services.scheduler.core.held_blocks import held_blocks
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.lifecycle import Lifecycle
-from services.scheduler.core.recovered import Recovered, RecoveredRequest
+from services.scheduler.core.recovered import Adoption, Recovered, RecoveredRequest
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.tokens import Tokens
-from tessera.values.batch import SlotDrop
+from tessera.values.batch import NO_BLOCKS, SlotDrop
 from tessera.values.config import Config
 from tessera.values.report import SlotReport, WorkerReport
 from tessera.values.request import Submission
@@ -83,6 +85,7 @@ def _leave_the_queue(lifecycle: Lifecycle, slots: dict[bytes, SlotReport]) -> li
 def _slots_to_go_on_in(lifecycle: Lifecycle, name: str, report: WorkerReport) -> dict[bytes, SlotReport]:
     """Per request the reported slot with the highest attempt, where that is not behind and its KV is the request's own."""
     chosen: dict[bytes, SlotReport] = {}
+    shared = _shared_blocks(report)
     for slot in sorted(report.slots, key=lambda slot: slot.attempt):
         sequence = lifecycle.book.get(slot.request_id)
         if (
@@ -90,7 +93,7 @@ def _slots_to_go_on_in(lifecycle: Lifecycle, name: str, report: WorkerReport) ->
             and sequence.finish is None
             and sequence.worker in ("", name)
             and slot.attempt >= sequence.attempt
-            and sequence.can_go_on_in(slot, _block_size(report))
+            and sequence.can_go_on_in(slot, _block_size(report), shared)
         ):
             chosen[slot.request_id] = slot
     return chosen
@@ -108,15 +111,14 @@ def restore(lifecycle: Lifecycle, config: Config, recovered: Recovered, reports:
     for report in reports.values():
         for slot in report.slots:
             slots[slot.request_id].append(slot)
+    shared = {name: _shared_blocks(report) for name, report in reports.items()}
     for item in sorted(recovered.requests, key=lambda item: item.arrival):
         sequence = _recovered_sequence(item, now_us)
         if item.finish is not None:
             lifecycle.begin(sequence)
             lifecycle.end(sequence, item.finish, now_us)
             sequence.timings = item.timings
-        elif item.adoption is not None and sequence.can_go_on_in(
-            item.adoption.slot, _block_size(reports[item.adoption.worker])
-        ):
+        elif item.adoption is not None and _can_adopt(sequence, item.adoption, reports, shared):
             lifecycle.book.add(sequence)
             sequence.admission = lifecycle.next_admission()
             held[item.adoption.worker].append((sequence, item.adoption.slot))
@@ -152,7 +154,7 @@ def adopt_orphans(lifecycle: Lifecycle, sequence: Sequence) -> int:
     owners.sort(key=lambda replica: replica.orphans[request_id].slot.attempt, reverse=True)
     for replica in owners:
         slot = replica.orphans[request_id].slot
-        if sequence.status is SequenceStatus.WAITING and sequence.can_go_on_in(slot, replica.manager.block_size):
+        if sequence.status is SequenceStatus.WAITING and _can_take(sequence, slot, replica):
             lifecycle.waiting.remove(sequence)
             sequence.admission = lifecycle.next_admission()
             replica.adopt_orphan(sequence)
@@ -185,6 +187,22 @@ def _recovered_sequence(item: RecoveredRequest, now_us: int) -> Sequence:
     if item.prompt_logprobs is not None and sequence.prompt_logprobs is not None:
         sequence.prompt_logprobs.put(0, item.prompt_logprobs)
     return sequence
+
+
+def _can_take(sequence: Sequence, orphan: SlotReport, replica: Replica) -> bool:
+    """As `_can_adopt`. Others may have come to share any block that was full when the orphan was reported."""
+    return sequence.can_go_on_in(orphan, replica.manager.block_size, orphan.block_table.tolist())
+
+
+def _can_adopt(sequence: Sequence, adoption: Adoption, reports: dict[str, WorkerReport], shared: dict[str, set[int]]) -> bool:
+    """Whether a sequence can go on in the slot that a join found for it."""
+    return sequence.can_go_on_in(adoption.slot, _block_size(reports[adoption.worker]), shared[adoption.worker])
+
+
+def _shared_blocks(report: WorkerReport) -> set[int]:
+    """Blocks of the pool that lie in more than one of the reported tables."""
+    tables = [slot.block_table for slot in report.slots if not slot.is_swapped]
+    return set(np.flatnonzero(np.bincount(np.concatenate([NO_BLOCKS, *tables])) > 1).tolist())
 
 
 def _block_size(report: WorkerReport) -> int:

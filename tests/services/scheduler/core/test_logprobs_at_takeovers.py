@@ -37,7 +37,7 @@ def test_each_token_has_its_own_and_the_prompt_with_the_first() -> None:
 @pytest.mark.parametrize("num_lost", range(3))
 def test_steps_that_nobody_heard_of_are_computed_again_in_the_same_slot(num_turns: int, num_lost: int) -> None:
     """The worker has gone on for `num_lost` steps behind what was written. Only the positions of tokens that nobody had heard of are computed
-    a second time, or those of a whole block where they filled one. Who wants none has nothing computed again."""
+    a second time. Who wants none has nothing computed again."""
     house = House(max_batches_in_flight=2)
     call, plain = house.call(1, PROMPT, logprobs=2, max_tokens=12), house.call(2, PROMPT[:3], max_tokens=12)
     house.turn(num_turns)
@@ -47,8 +47,29 @@ def test_steps_that_nobody_heard_of_are_computed_again_in_the_same_slot(num_turn
     house.run()
     assert_whole(house, call, plain)
     again = house.worker.computed_positions - (len(PROMPT) + 11) - (3 + 11)
-    counted = house.lead.scheduler.load().recomputed_positions
-    assert again <= counted + num_lost and counted <= house.worker.geometry.block_size
+    assert again <= num_lost and house.lead.scheduler.load().recomputed_positions == 0
+
+
+def test_a_block_that_another_shares_is_not_written_again() -> None:
+    """The first fills a block that nobody has heard of but the leader, who lets a second request begin with it; then he dies. The slot is
+    given up, and the block found again."""
+    house = House(max_batches_in_flight=1)
+    call = house.call(1, PROMPT, logprobs=2, max_tokens=20)
+    known = house.lead.scheduler.request(call.submission.request_id)
+    assert known is not None
+    house.turn()
+    while known.output_len < 7:
+        house.execute()
+        house.hear()
+    other = house.call(2, [*PROMPT, *known.output_token_ids()], max_tokens=5)
+    for _ in range(2):
+        house.execute()
+        house.hear()
+    tables = [slot.block_table.tolist() for slot in house.worker.report().slots]
+    assert len({*tables[0]} & {*tables[1]}) == 3
+    house.take_over()
+    house.run()
+    assert_whole(house, call, other)
 
 
 def test_tokens_that_were_written_but_not_read_come_with_theirs_from_the_store() -> None:
