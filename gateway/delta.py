@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tessera.values.finish import Finish, FinishReason
+from tessera.values.logprobs import Logprobs, joined_logprobs, no_logprobs
 from tessera.values.request import RequestTimings
 
 
@@ -37,7 +38,8 @@ class Delta:
 
     `text` may be empty while `token_ids` is not: ids go out at once, their text waits while it could become a stop string or its last
     character is incomplete. `finish` is set in the last delta only. `found_here`: the gateway itself found that end (a stop
-    string), so the scheduler must be told `finish`; such a delta has no `timings`.
+    string), so the scheduler must be told `finish`; such a delta has no `timings`. `logprobs` are of `token_ids`, None where none of them has
+    any; `prompt_logprobs`, of every prompt token but the first, come with the first output token.
     """
 
     token_offset: int
@@ -48,6 +50,8 @@ class Delta:
     finish: Finish | None = None
     timings: RequestTimings | None = None
     found_here: bool = False
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
 
     @property
     def public_reason(self) -> PublicReason | None:
@@ -67,4 +71,12 @@ def join_deltas(deltas: Sequence[Delta]) -> Delta:
         finish=last.finish,
         timings=last.timings,
         found_here=last.found_here,
+        logprobs=_joined_logprobs(deltas),
+        prompt_logprobs=first.prompt_logprobs,
     )
+
+
+def _joined_logprobs(deltas: Sequence[Delta]) -> Logprobs | None:
+    if all(delta.logprobs is None for delta in deltas):
+        return None
+    return joined_logprobs([delta.logprobs or no_logprobs(len(delta.token_ids)) for delta in deltas])

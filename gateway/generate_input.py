@@ -29,6 +29,9 @@ class SamplingInput:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ from gateway.errors import InvalidField, InvalidRequest, OutputGap
 from gateway.stop_strings import StopMatch, StopMatcher, StopStrings
 from gateway.tokenizer import Tokenizer
 from tessera.values.finish import Finish, FinishReason
+from tessera.values.logprobs import Logprobs
 from tessera.values.request import DetokenizeOptions, RequestOutput
 
 _STOP_TOKEN_REASONS = (FinishReason.EOS, FinishReason.STOP_TOKEN)
@@ -50,11 +51,11 @@ class OutputStream:
         "_matcher",
         "_options",
         "_text_bytes",
-        "_tokenizer",
         "finish",
         "shown",
         "subscriber",
         "token_ids",
+        "tokenizer",
     )
 
     def __init__(self, tokenizer: Tokenizer, options: DetokenizeOptions, subscriber: int = 0, shown: Shown = Shown()) -> None:
@@ -62,7 +63,7 @@ class OutputStream:
         self.token_ids = list(shown.token_ids)
         self.finish: Finish | None = None
         self.shown = shown
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._options = options
         self._detokenizer = tokenizer.detokenizer(options.skip_special_tokens)
         self._matcher = StopMatcher(StopStrings(options.stop_strings))
@@ -93,15 +94,18 @@ class OutputStream:
         if self.finish is not None and self.finish.reason not in _CUT_SHORT_REASONS:
             self._check_shown_ends()
         found_here = self.finish != output.finish
+        token_ids = tuple(self.token_ids[token_offset:])
         delta = Delta(
             token_offset=token_offset,
-            token_ids=tuple(self.token_ids[token_offset:]),
+            token_ids=token_ids,
             text_offset=text_offset,
             text=text,
             num_cached_tokens=output.num_cached_tokens,
             finish=self.finish,
             timings=None if found_here else output.timings,
             found_here=found_here,
+            logprobs=_logprobs_of(output, token_offset, len(token_ids)),
+            prompt_logprobs=output.prompt_logprobs if token_ids and not token_offset else None,
         )
         return delta if delta.token_ids or delta.text or delta.finish else None
 
@@ -146,7 +150,7 @@ class OutputStream:
 
     def _check_shown_text(self) -> None:
         """Refuse a text that cannot have come of the tokens shown with it, text held back until the end included."""
-        shown, decode = self.shown, self._tokenizer.decode
+        shown, decode = self.shown, self.tokenizer.decode
         ids, skip = self.token_ids[: shown.num_tokens], self._options.skip_special_tokens
         text = decode(ids, skip).encode()
         if not _is_boundary(text, shown.text_bytes):
@@ -177,6 +181,14 @@ class OutputStream:
         if missing < len(data) and not _is_boundary(data, missing):
             raise _within_a_character(shown_bytes)
         return shown_bytes, data[missing:].decode()
+
+
+def _logprobs_of(output: RequestOutput, token_offset: int, count: int) -> Logprobs | None:
+    """Those of so many tokens of an output, from an offset in the whole answer on."""
+    if output.logprobs is None or not count:
+        return None
+    first = token_offset - output.token_offset
+    return output.logprobs.between(first, first + count)
 
 
 def _is_boundary(data: bytes, offset: int) -> bool:

@@ -12,7 +12,13 @@ from gateway.served_model import ServedModel
 from tessera.values.identity import new_request_id
 from tessera.values.request import DetokenizeOptions, Submission
 from tessera.values.sampling import SEED_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, SamplingParams
-from tessera.values.sampling_limits import BAD_WORDS_MAX, LIST_LIMITS, NUMBER_LIMITS, accepted_params
+from tessera.values.sampling_limits import (
+    BAD_WORDS_MAX,
+    LIST_LIMITS,
+    NUMBER_LIMITS,
+    accepted_params,
+    logprob_entries_problem,
+)
 
 WORDS_MAX = BAD_WORDS_MAX // 2
 """Each may become two sequences of ids."""
@@ -35,6 +41,8 @@ def validate(request: GenerateInput, model: ServedModel, principal: str) -> Subm
         prompt_token_ids = encode_prompt(request.prompt, model)
     except InvalidRequest as error:
         problems.extend(error.fields)
+    if not problems and isinstance(params, SamplingParams):
+        problems = _logprob_problems(params, len(prompt_token_ids), model.info.max_model_len)
     if problems or not isinstance(params, SamplingParams):
         raise InvalidRequest(problems)
     return Submission(
@@ -67,6 +75,9 @@ def _sampling_params(given: SamplingInput, model: ServedModel) -> SamplingParams
         logit_bias=given.logit_bias,
         allowed_token_ids=given.allowed_token_ids,
         bad_words_ids=() if problems else tuple(_word_ids(given.bad_words, model)),
+        logprobs=given.logprobs,
+        prompt_logprobs=given.prompt_logprobs,
+        logprob_token_ids=given.logprob_token_ids,
     )
     accepted = accepted_params(params, vocab_size)
     if isinstance(accepted, SamplingParams):
@@ -98,11 +109,24 @@ def _or_default(name: str, value: float | None) -> float:
 def _id_problems(given: SamplingInput, vocab_size: int) -> list[InvalidField]:
     """Of lists that are not too long, the first id that names no token."""
     problems = []
-    for name in ("stop_token_ids", "allowed_token_ids"):
+    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
         token_ids = getattr(given, name)
         if len(token_ids) <= LIST_LIMITS[name].length_max:
             problems += check_token_ids(f"sampling.{name}", np.array(token_ids, np.int64), vocab_size)
     return problems
+
+
+def _logprob_problems(params: SamplingParams, prompt_len: int, max_model_len: int) -> list[InvalidField]:
+    """Log-probabilities that would be too many to keep."""
+    problems = []
+    if params.wants_logprobs:
+        name = "logprobs" if params.logprobs is not None else "logprob_token_ids"
+        per_token = 1 + (params.logprobs or 0) + len(params.logprob_token_ids)
+        num_tokens = max(0, min(params.max_tokens, max_model_len - prompt_len))
+        problems.append((name, logprob_entries_problem(num_tokens, per_token)))
+    if params.prompt_logprobs is not None:
+        problems.append(("prompt_logprobs", logprob_entries_problem(prompt_len - 1, 1 + params.prompt_logprobs)))
+    return [InvalidField(f"sampling.{name}", problem) for name, problem in problems if problem is not None]
 
 
 def _bad_word_problems(words: tuple[str, ...]) -> list[InvalidField]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tessera.v1 import inference_pb2
 from tessera.values.sampling import Limit, SamplingParams, plain_number
 from tessera.values.sampling_limits import (
     BIAS_LIMIT,
@@ -25,18 +26,27 @@ VOCAB = 49152
 
 def fields() -> str:
     """One line per field."""
-    lines = ["| field | default | accepted | meaning |", "| --- | --- | --- | --- |"]
+    lines = ["| field | in `tessera.v1` | default | accepted | meaning |", "| --- | --- | --- | --- | --- |"]
     for name, number in NUMBER_LIMITS.items():
         default = "absent" if number.default is None else plain_number(number.default)
         whole = ", whole" if number.integer else ""
         accepted = f"{plain_number(number.minimum)} to {plain_number(number.maximum)}{whole}"
-        lines.append(f"| `{name}` | {default} | {accepted} | {number.meaning} |")
+        lines.append(f"| `{name}` | {_public(name)} | {default} | {accepted} | {number.meaning} |")
     for name, limit in LIST_LIMITS.items():
-        lines.append(f"| `{name}` | empty | {_list_text(limit)} | {limit.meaning} |")
+        lines.append(f"| `{name}` | {_public(name)} | empty | {_list_text(limit)} | {limit.meaning} |")
         if name == "logit_bias":
             accepted = f"any finite number, clamped to {plain_number(BIAS_LIMIT.minimum)} to {plain_number(BIAS_LIMIT.maximum)}"
-            lines.append(f"| `{name}`, each bias | | {accepted} | {BIAS_LIMIT.meaning} |")
+            lines.append(f"| `{name}`, each bias | | | {accepted} | {BIAS_LIMIT.meaning} |")
     return "\n".join(lines)
+
+
+def _public(name: str) -> str:
+    """How clients give a field, by the public message."""
+    if name in inference_pb2.Sampling.DESCRIPTOR.fields_by_name:
+        return "yes"
+    other = {"bad_words_ids": "bad_words"}.get(name)
+    assert other is None or other in inference_pb2.Sampling.DESCRIPTOR.fields_by_name
+    return "no" if other is None else f"as text, `{other}`"
 
 
 def _list_text(limit: IdsLimit | SequencesLimit) -> str:

@@ -8,10 +8,12 @@ from gateway.chat_template import ChatMessage
 from gateway.delta import Delta, PublicReason
 from gateway.generate_input import GenerateInput, Prompt, SamplingInput
 from gateway.resume import ResumeInput
+from gateway.tokenizer import Tokenizer
+from services.gateway.convert_logprobs import fill_logprobs
 from services.gateway.session import Served
 from tessera.v1 import inference_pb2
 from tessera.values.finish import Finish
-from tessera.values.request import RequestTimings
+from tessera.values.request import RequestTimings, Submission
 
 _REASON_TO_PROTO = {reason: f"FINISH_REASON_{reason.name}" for reason in PublicReason}
 
@@ -85,29 +87,38 @@ def _sampling_from_proto(message: inference_pb2.Sampling) -> SamplingInput:
         logit_bias=tuple(sorted(message.logit_bias.items())),
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words=tuple(message.bad_words),
+        logprobs=given("logprobs"),  # type: ignore[arg-type]
+        prompt_logprobs=given("prompt_logprobs"),  # type: ignore[arg-type]
+        logprob_token_ids=tuple(message.logprob_token_ids),
     )
 
 
-def stream_response_to_proto(request_id: str, prompt_len: int, delta: Delta) -> inference_pb2.StreamGenerateResponse:
+def stream_response_to_proto(
+    submission: Submission, delta: Delta, tokenizer: Tokenizer
+) -> inference_pb2.StreamGenerateResponse:
     """One piece of an answer."""
-    return inference_pb2.StreamGenerateResponse(
-        request_id=request_id,
+    response = inference_pb2.StreamGenerateResponse(
+        request_id=submission.client_request_id,
         text=delta.text,
         text_offset=delta.text_offset,
         token_ids=delta.token_ids,
         token_offset=delta.token_offset,
-        finish=finish_to_proto(prompt_len, delta) if delta.finish is not None else None,
+        finish=finish_to_proto(len(submission.prompt_token_ids), delta) if delta.finish is not None else None,
     )
+    fill_logprobs(response, submission.sampling, delta, tokenizer)
+    return response
 
 
-def whole_answer_to_proto(request_id: str, prompt_len: int, answer: Delta) -> inference_pb2.GenerateResponse:
+def whole_answer_to_proto(submission: Submission, answer: Delta, tokenizer: Tokenizer) -> inference_pb2.GenerateResponse:
     """A whole answer: all its pieces joined."""
-    return inference_pb2.GenerateResponse(
-        request_id=request_id,
+    response = inference_pb2.GenerateResponse(
+        request_id=submission.client_request_id,
         text=answer.text,
         token_ids=answer.token_ids,
-        finish=finish_to_proto(prompt_len, answer),
+        finish=finish_to_proto(len(submission.prompt_token_ids), answer),
     )
+    fill_logprobs(response, submission.sampling, answer, tokenizer)
+    return response
 
 
 def finish_to_proto(prompt_len: int, last: Delta) -> inference_pb2.Finish:

@@ -8,6 +8,7 @@ import structlog
 from gateway.delta import Delta, join_deltas
 from gateway.errors import GatewayError
 from gateway.output_stream import OutputStream
+from gateway.tokenizer import Tokenizer
 from services.gateway.refusals import refusal_of
 from services.rpc.errors import Internal, InvalidArgument, ServiceError
 from tessera.values.finish import Finish, FinishReason
@@ -49,6 +50,11 @@ class RequestStream:
     def subscriber(self) -> int:
         """The client's resume number."""
         return self._output.subscriber
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of the answer."""
+        return self._output.tokenizer
 
     @property
     def num_tokens(self) -> int:

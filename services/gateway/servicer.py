@@ -54,22 +54,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     deltas.append(await stream.next_delta())
             finally:
                 self._session.leave(stream)
-        submission = stream.submission
-        return convert.whole_answer_to_proto(
-            submission.client_request_id, len(submission.prompt_token_ids), join_deltas(deltas)
-        )
+        return convert.whole_answer_to_proto(stream.submission, join_deltas(deltas), stream.tokenizer)
 
     async def StreamGenerate(self, request: pb.StreamGenerateRequest, context: Any) -> None:
         """The answer piece by piece, after a resume what is left of it; a client that reads slowly gets larger pieces."""
         with self._calls.one(is_resume=request.HasField("resume")):
             stream = await self._start(request)
-            request_id, prompt_len = stream.submission.client_request_id, len(stream.submission.prompt_token_ids)
+            submission, tokenizer = stream.submission, stream.tokenizer
             try:
                 finished = False
                 while not finished:
                     delta = await stream.next_delta()
                     finished = delta.finish is not None
-                    await context.write(convert.stream_response_to_proto(request_id, prompt_len, delta))
+                    await context.write(convert.stream_response_to_proto(submission, delta, tokenizer))
             finally:
                 self._session.leave(stream)
 

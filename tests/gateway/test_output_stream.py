@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import chain, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from gateway.errors import InvalidRequest, OutputGap
 from gateway.output_stream import OutputStream, Shown
 from gateway.tokenizer import Tokenizer
 from tessera.values.finish import Finish, FinishReason
+from tessera.values.logprobs import Logprobs, no_logprobs
 from tessera.values.request import DetokenizeOptions, RequestOutput, RequestTimings
 
 TIMINGS = RequestTimings(1, 2, 3)
@@ -336,3 +338,46 @@ def test_a_real_answer_streams_to_its_decoded_text(smollm2: Tokenizer) -> None:
     whole = join_deltas(deltas)
     assert whole.text == text and list(whole.token_ids) == ids
     assert all("\ufffd" not in delta.text for delta in deltas)
+
+
+def told(ids: list[int]) -> Logprobs:
+    """Two entries a token that say which it is; of every third none."""
+    counts = np.array([0 if token_id % 3 == 0 else 2 for token_id in ids], np.int32)
+    entries = np.repeat(np.array(ids, np.int32), counts)
+    return Logprobs(counts, entries, (-entries / 8).astype(np.float32), counts)
+
+
+@given(
+    ids=st.lists(st.integers(0, 255), min_size=1, max_size=20),
+    cuts=st.lists(st.integers(0, 20)),
+    held=st.integers(0, 20),
+    shown=st.integers(0, 20),
+    read=st.integers(1, 4),
+)
+def test_log_probabilities_stay_with_their_tokens(
+    byte_level: Tokenizer, ids: list[int], cuts: list[int], held: int, shown: int, read: int
+) -> None:
+    """However the outputs were cut, whatever comes twice, what a resuming client has, and where a slow one leaves many to be joined. Those
+    of the prompt come with the first token, to whom it is shown."""
+    shown, finish = min(shown, len(ids)), Finish(FinishReason.MAX_TOKENS, len(ids))
+    stream = OutputStream(byte_level, DetokenizeOptions(), 0, Shown(shown, 0, ()))
+    prompt = told([1, 2])
+    sent = [
+        replace(one, logprobs=told(list(one.token_ids)), prompt_logprobs=None if one.token_offset else prompt)
+        for one in outputs(ids, cuts, finish)
+    ]
+    again = min(held, len(sent) - 1)
+    deltas = drain(stream, [*sent[:again], *sent[:again], *sent[again:]])
+    deltas = [join_deltas(deltas[first : first + read]) for first in range(0, len(deltas), read)]
+    for delta in deltas:
+        assert (delta.logprobs or no_logprobs(len(delta.token_ids))) == told(list(delta.token_ids))
+        assert (delta.prompt_logprobs == prompt) == (bool(delta.token_ids) and not delta.token_offset)
+    assert [token_id for delta in deltas for token_id in delta.token_ids] == ids[shown:]
+
+
+def test_a_stop_string_cuts_log_probabilities_with_their_tokens(byte_level: Tokenizer) -> None:
+    stream = OutputStream(byte_level, DetokenizeOptions(("bc",)))
+    ids = byte_level.encode("abcd", add_special_tokens=False)
+    delta = stream.feed(replace(output(0, ids), logprobs=told(ids)))
+    assert delta is not None and delta.finish is not None and len(delta.token_ids) == 3
+    assert delta.logprobs == told(ids[:3])

@@ -71,6 +71,8 @@ def test_what_is_given_is_kept(byte_level_model: ServedModel) -> None:
         ("presence_penalty", [-2, 0, 2.0], [-2.1, 2.1, float("nan"), float("inf")]),
         ("frequency_penalty", [-2, 0, 2.0], [-2.1, 2.1, float("nan")]),
         ("repetition_penalty", [0.01, 1, 100], [0, -1, 100.5, float("nan")]),
+        ("logprobs", [0, 1, 20], [-1, 21, 2**32 - 1]),
+        ("prompt_logprobs", [0, 1, 20], [-1, 21, 2**32 - 1]),
     ],
 )
 def test_every_number_at_its_edges(byte_level_model: ServedModel, name: str, good: list[float], bad: list[float]) -> None:
@@ -78,6 +80,20 @@ def test_every_number_at_its_edges(byte_level_model: ServedModel, name: str, goo
         assert refusal(byte_level_model, **{name: value}) == {}
     for value in bad:
         assert list(refusal(byte_level_model, **{name: value})) == [f"sampling.{name}"]
+
+
+def test_more_log_probabilities_than_are_kept_are_refused(byte_level_model: ServedModel) -> None:
+    """All that the answer may have count: of this prompt's length the model leaves it so many tokens."""
+    long = replace(byte_level_model, info=replace(byte_level_model.info, max_model_len=2**18))
+    given = {"logprobs": 3, "max_tokens": 2**18}
+    assert refusal(long, **given) == {}
+    assert refusal(long, **given, logprob_token_ids=(5,)) == {
+        "sampling.logprobs": "would tell 5 of each of 262143 tokens, 1310715 together; at most 1048576 are told"
+    }
+    assert list(refusal(long, logprob_token_ids=(5,) * 9, max_tokens=2**18)) == ["sampling.logprob_token_ids"]
+    prompt = np.zeros(2**17, np.int64)
+    assert refusal(long, prompt, prompt_logprobs=7) == {}
+    assert list(refusal(long, prompt, prompt_logprobs=8)) == ["sampling.prompt_logprobs"]
 
 
 def test_min_tokens_may_not_exceed_max_tokens(byte_level_model: ServedModel) -> None:
@@ -115,6 +131,9 @@ def test_min_tokens_may_not_exceed_max_tokens(byte_level_model: ServedModel) -> 
         ({"allowed_token_ids": (64, 256), "stop_token_ids": (64,), "min_tokens": 1}, ["sampling.min_tokens"]),
         ({"allowed_token_ids": (64, 65, 256), "stop_token_ids": (64,), "min_tokens": 1}, []),
         ({"allowed_token_ids": (64, 256), "stop_token_ids": (64,)}, []),
+        ({"logprob_token_ids": (257,) * 128}, []),
+        ({"logprob_token_ids": (0,) * 129}, ["sampling.logprob_token_ids"]),
+        ({"logprob_token_ids": (0, 258)}, ["sampling.logprob_token_ids[1]"]),
         ({"request_id": "é" * 64}, []),
         ({"request_id": "é" * 64 + "x"}, ["request_id"]),
     ],

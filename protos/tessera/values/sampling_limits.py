@@ -12,6 +12,8 @@ from tessera.values.sampling import SEED_MAX, STOP_TOKEN_IDS_MAX, Limit, Samplin
 
 LOGPROBS_MAX = 20
 LOGPROB_TOKEN_IDS_MAX = 128
+LOGPROB_ENTRIES_MAX = 2**20
+"""Of all tokens of a prompt together, and of all that an answer may have: they are kept, and sent, as long as the request lives."""
 LOGIT_BIAS_MAX = 1024
 ALLOWED_TOKEN_IDS_MAX = 1024
 BAD_WORDS_MAX = 256
@@ -65,6 +67,14 @@ class SequencesLimit:
         return IdsLimit(len(sequences) * SEQUENCE_IDS_MAX, "").problem(
             [token for sequence in sequences for token in sequence], vocab_size
         )
+
+
+def logprob_entries_problem(num_tokens: int, entries_per_token: int) -> str | None:
+    """Why log-probabilities of so many tokens are refused; None where they are accepted."""
+    count = num_tokens * entries_per_token
+    if count <= LOGPROB_ENTRIES_MAX:
+        return None
+    return f"would tell {entries_per_token} of each of {num_tokens} tokens, {count} together; at most {LOGPROB_ENTRIES_MAX} are told"
 
 
 _PENALTY = "taken from the logit of every id that the output so far has; 0 is off, below 0 it is encouraged"

@@ -43,6 +43,10 @@ BAD = [
     (sampling(logit_bias={49152: 1.0}), "generation.sampling.logit_bias"),
     (sampling(allowed_token_ids=[49152]), "generation.sampling.allowed_token_ids[0]"),
     (sampling(bad_words=["ok", " "]), "generation.sampling.bad_words[1]"),
+    (sampling(logprobs=21), "generation.sampling.logprobs"),
+    (sampling(logprobs=20, max_tokens=2**20, logprob_token_ids=[0] * 128), "generation.sampling.logprobs"),
+    (sampling(prompt_logprobs=2**32 - 1), "generation.sampling.prompt_logprobs"),
+    (sampling(logprob_token_ids=[1, 2**31]), "generation.sampling.logprob_token_ids[1]"),
     ({"stop": ["x"] * 17}, "generation.stop"),
     ({"stop": ["ok", ""]}, "generation.stop[1]"),
     ({"request_id": "x" * 129}, "generation.request_id"),
@@ -165,6 +169,9 @@ def test_what_is_asked_reaches_the_scheduler(run_async, house, tokenizer):
                     logit_bias={9: -1.5, 5: 200.0},
                     allowed_token_ids=[5, 9, 3],
                     bad_words=["no"],
+                    logprobs=0,
+                    prompt_logprobs=20,
+                    logprob_token_ids=[6, 5],
                 ),
             )
             submission = (await end.hear(Submit)).submission
@@ -176,6 +183,9 @@ def test_what_is_asked_reaches_the_scheduler(run_async, house, tokenizer):
                 logit_bias=((5, 100.0), (9, -1.5)),
                 allowed_token_ids=(5, 9, 3),
                 bad_words_ids=(tuple(tokenizer.encode("no", False)), tuple(tokenizer.encode(" no", False))),
+                logprobs=0,
+                prompt_logprobs=20,
+                logprob_token_ids=(6, 5),
             )
             assert submission.client_request_id == "mine"
             options = submission.detokenize
