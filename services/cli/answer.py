@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tessera.client import AsyncClient, Finish, GenerateOptions, Prompt
+from tessera.client import AsyncClient, Finish, GenerateOptions, Piece, Prompt, TokenLogprobs
+from tessera.client.results import joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class TimedAnswer:
     finish: Finish
     first_token_s: float
     total_s: float
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 RESUME_TIMEOUT_S = 10.0
@@ -33,19 +36,25 @@ async def stream_answer(
 ) -> TimedAnswer:
     """Send `prompt` to a gateway at one of `addresses`, hand each piece of text to `write`, return the whole. Raises TesseraError."""
     began_s = time.monotonic()
-    text: list[str] = []
-    token_ids: list[int] = []
+    pieces: list[Piece] = []
     first_token_s = 0.0
     async with AsyncClient(addresses, resume_timeout_s=resume_timeout_s) as client:
         async for piece in client.stream(prompt, **options):
-            if piece.token_ids and not token_ids:
+            if piece.token_ids and not first_token_s:
                 first_token_s = time.monotonic() - began_s
-            text.append(piece.text)
-            token_ids.extend(piece.token_ids)
+            pieces.append(piece)
             write(piece.text)
-    assert piece.finish is not None, "a stream ends with its finish or raises"
-    total_s = time.monotonic() - began_s
-    return TimedAnswer(piece.request_id, "".join(text), tuple(token_ids), piece.finish, first_token_s, total_s)
+    total_s, whole = time.monotonic() - began_s, joined(pieces)
+    return TimedAnswer(
+        whole.request_id,
+        whole.text,
+        whole.token_ids,
+        whole.finish,
+        first_token_s,
+        total_s,
+        whole.logprobs,
+        whole.prompt_logprobs,
+    )
 
 
 def summary(answer: TimedAnswer) -> str:

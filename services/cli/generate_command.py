@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from services.cli.answer import RESUME_TIMEOUT_S, TimedAnswer, stream_answer, summary, write_piece
+from services.cli.logprob_table import as_json, table
 from services.cli.sampling_options import given_sampling, sampling_options
 from services.cli.up_config import DEFAULT_LISTEN
 from tessera.client import (
@@ -73,7 +74,7 @@ def _addresses(_context: click.Context, _parameter: click.Parameter, given: tupl
 def command(prompt: str, **options: Any) -> None:
     """Send PROMPT to a running gateway (`-` reads it from standard input) and stream the answer to standard output.
 
-    Token counts and timings follow on standard error.
+    Token counts and timings follow on standard error, before them the log-probabilities that were asked for.
 
     \b
     Examples:
@@ -97,6 +98,8 @@ def command(prompt: str, **options: Any) -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     click.echo(_as_json(answer) if options["as_json"] else "")
+    if not options["as_json"] and (told := table(answer)):
+        click.echo(told, err=True)
     click.echo(summary(answer), err=True)
     sys.exit(0 if answer.finish.reason in (FinishReason.STOP, FinishReason.LENGTH) else FAILED)
 
@@ -115,7 +118,9 @@ def _options(options: dict[str, Any]) -> GenerateOptions:
 
 
 def _as_json(answer: TimedAnswer) -> str:
-    return json.dumps(asdict(answer) | {"finish": asdict(answer.finish) | {"reason": answer.finish.reason.value}})
+    told = {"logprobs": as_json(answer.logprobs), "prompt_logprobs": as_json(answer.prompt_logprobs)}
+    finish = asdict(answer.finish) | {"reason": answer.finish.reason.value}
+    return json.dumps(asdict(answer) | {"finish": finish} | told)
 
 
 def _discard(_text: str) -> None:

@@ -16,7 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 NUMBERS = {name: limit for name, limit in NUMBER_LIMITS.items() if name in SamplingOptions.__annotations__}
 """The numbers that the public API takes."""
 
-LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words")
+LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words", "logprob_token_ids")
 
 
 class _Bias(click.ParamType[tuple[int, float]]):
@@ -44,6 +44,7 @@ def sampling_options(command: Command) -> Command:
             "--logit-bias", type=_Bias(), multiple=True, help="What is added to the logit of a token id; -100 to 100."
         ),
         _ids("--stop-token-id", "stop_token_ids", "A token id that ends the answer."),
+        _ids("--logprob-token-id", "logprob_token_ids", "A token id whose log-probability comes with every token's."),
         click.option("--ignore-eos", is_flag=True, help="Go on after the model's end of sequence."),
     ):
         command = option(command)

@@ -1,5 +1,7 @@
 """The rules of resuming, without any connection: `ResumableAnswer` alone."""
 
+from dataclasses import replace
+
 import grpc
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from tessera.client import Finish, FinishReason, InternalError, Overloaded, Piec
 from tessera.client.connection import Gateways, split_addresses
 from tessera.client.errors import ErrorDetails
 from tessera.client.request import generation_of
+from tessera.client.results import TokenLogprob, TokenLogprobs, joined
 from tessera.client.resume import (
     BACKOFF_MAX_S,
     OTHERS_RETRY_S,
@@ -51,6 +54,33 @@ def test_a_first_try_is_the_plain_request_and_each_next_one_says_what_is_here():
     assert answer.gateway == 1
     answer.failed(failure(), 2.0)
     assert (answer.request(2.0).resume.number, answer.gateway) == (2, 0)
+
+
+def told(*token_ids):
+    return tuple(TokenLogprobs(TokenLogprob(one, -0.5, b""), 1, (), ()) for one in token_ids)
+
+
+def test_log_probabilities_that_are_here_already_are_cut_with_their_tokens():
+    generation = generation_of("Hi", {"request_id": "r", "seed": 1, "logprobs": 0, "prompt_logprobs": 0})
+    answer = ResumableAnswer(generation, ResumePolicy(1), first_gateway=0)
+    first = replace(piece(0, [5, 6], 0, "é"), logprobs=told(5, 6), prompt_logprobs=told(1, 2))
+    assert answer.take(first) == first
+    answer.failed(failure(), 1.0)
+    again = replace(piece(0, [5, 6, 7], 0, "éa"), logprobs=told(5, 6, 7), prompt_logprobs=told(1, 2))
+    assert answer.take(again) == replace(piece(2, [7], 2, "a"), logprobs=told(7))
+    assert answer.take(replace(piece(1, [6, 7], 2, "a"), logprobs=told(6, 7))) is None
+    last = piece(3, [], 3, "", FINISH)
+    assert answer.take(last) == last
+    whole = joined([first, replace(piece(2, [7], 2, "a"), logprobs=told(7)), last])
+    assert (whole.logprobs, whole.prompt_logprobs) == (told(5, 6, 7), told(1, 2))
+
+
+@pytest.mark.parametrize("options", [{"logprobs": 1}, {"logprob_token_ids": [3]}, {}])
+def test_more_or_fewer_log_probabilities_than_tokens_are_a_bug(options):
+    answer = ResumableAnswer(generation_of("Hi", {"request_id": "r", **options}), ResumePolicy(1), first_gateway=0)
+    with pytest.raises(InternalError) as caught:
+        answer.take(replace(piece(0, [5, 6], 0, "a"), logprobs=told(5)))
+    assert caught.value.details.reason == "LOGPROBS_MISSING" and answer.received_tokens == 0
 
 
 def test_a_try_that_broke_before_anything_came_is_resumed_from_the_start():

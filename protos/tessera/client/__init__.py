@@ -23,7 +23,7 @@ from tessera.client.errors import (
     Unavailable,
 )
 from tessera.client.request import ChatMessage, GenerateOptions, Prompt
-from tessera.client.results import Answer, Finish, FinishReason, Model, Piece, Timings, Usage
+from tessera.client.results import Answer, Finish, FinishReason, Model, Piece, Timings, TokenLogprob, TokenLogprobs, Usage
 from tessera.client.sync_client import Client
 
 __all__ = [
@@ -47,6 +47,8 @@ __all__ = [
     "RequestAborted",
     "TesseraError",
     "Timings",
+    "TokenLogprob",
+    "TokenLogprobs",
     "Unavailable",
     "Usage",
 ]

@@ -1,6 +1,6 @@
 """From the messages of `tessera.v1` to the client's values."""
 
-from tessera.client.results import Finish, FinishReason, Model, Piece, Timings, Usage
+from tessera.client.results import Finish, FinishReason, Model, Piece, Timings, TokenLogprob, TokenLogprobs, Usage
 from tessera.v1 import inference_pb2 as pb
 
 _REASONS = {pb.FinishReason.Value(f"FINISH_REASON_{reason.name}"): reason for reason in FinishReason}
@@ -15,7 +15,19 @@ def piece_from_proto(message: pb.StreamGenerateResponse) -> Piece:
         token_ids=tuple(message.token_ids),
         token_offset=message.token_offset,
         finish=finish_from_proto(message.finish) if message.HasField("finish") else None,
+        logprobs=tuple(map(logprobs_from_proto, message.logprobs)),
+        prompt_logprobs=tuple(map(logprobs_from_proto, message.prompt_logprobs)),
     )
+
+
+def logprobs_from_proto(message: pb.TokenLogprobs) -> TokenLogprobs:
+    """Those of one token."""
+    token = _one(message.token) if message.HasField("token") else None
+    return TokenLogprobs(token, message.rank, tuple(map(_one, message.top)), tuple(map(_one, message.asked)))
+
+
+def _one(message: pb.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(message.token_id, message.logprob, message.text)
 
 
 def finish_from_proto(message: pb.Finish) -> Finish:

@@ -40,6 +40,9 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     allowed_token_ids: Sequence[int]
     bad_words: Sequence[str]
+    logprobs: int
+    prompt_logprobs: int
+    logprob_token_ids: Sequence[int]
 
 
 class GenerateOptions(SamplingOptions, total=False):

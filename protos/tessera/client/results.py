@@ -50,18 +50,44 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the model held one id: the natural logarithm of its own probability, before any sampling parameter. `text` is the token's
+    part of a text, UTF-8; it may begin or end within a character."""
+
+    token_id: int
+    logprob: float
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Of one token: itself, how many ids are at least as likely (`rank`, itself included), the likeliest ids in descending order, and those
+    that were asked for. `token` is None, and all else empty, for the first token of a prompt, and where nobody holds them any more."""
+
+    token: TokenLogprob | None
+    rank: int
+    top: tuple[TokenLogprob, ...]
+    asked: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer. `token_ids` include the stop token."""
+    """A whole answer. `token_ids` include the stop token. `logprobs` has one for each of them, `prompt_logprobs` one for each prompt token;
+    empty where they were not asked for."""
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
     finish: Finish
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of an answer. Offsets count from the start of the answer, text in UTF-8 bytes; `finish` is set in the last piece only."""
+    """A piece of an answer. Offsets count from the start of the answer, text in UTF-8 bytes; `finish` is set in the last piece only. `logprobs`
+    has one for each of `token_ids`, `prompt_logprobs` one for each prompt token, with the first output token; empty where they were not
+    asked for."""
 
     request_id: str
     text: str
@@ -69,6 +95,8 @@ class Piece:
     token_ids: tuple[int, ...]
     token_offset: int
     finish: Finish | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 def joined(pieces: Sequence[Piece]) -> Answer:
@@ -76,7 +104,10 @@ def joined(pieces: Sequence[Piece]) -> Answer:
     finish = pieces[-1].finish
     assert finish is not None, "the last piece has the finish"
     token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)
-    return Answer(pieces[-1].request_id, "".join(piece.text for piece in pieces), token_ids, finish)
+    logprobs = tuple(logprobs for piece in pieces for logprobs in piece.logprobs)
+    prompt_logprobs = next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs), ())
+    text = "".join(piece.text for piece in pieces)
+    return Answer(pieces[-1].request_id, text, token_ids, finish, logprobs, prompt_logprobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import grpc
 
 from tessera.client.connection import RESUME_TIMEOUT_S
 from tessera.client.errors import ErrorDetails, InternalError, TesseraError
-from tessera.client.results import Piece
+from tessera.client.results import Piece, TokenLogprobs
 from tessera.v1 import inference_pb2 as pb
 
 BACKOFF_MIN_S = 0.05
@@ -99,7 +99,16 @@ class ResumableAnswer:
         token_ids, text = self._new_token_ids(piece), self._new_text(piece)
         if not token_ids and not text and piece.finish is None:
             return None
-        new = Piece(piece.request_id, text, len(self._text), token_ids, len(self._token_ids), piece.finish)
+        new = Piece(
+            piece.request_id,
+            text,
+            len(self._text),
+            token_ids,
+            len(self._token_ids),
+            piece.finish,
+            self._new_logprobs(piece, len(token_ids)),
+            piece.prompt_logprobs if token_ids and not self._token_ids else (),
+        )
         self._token_ids.extend(token_ids)
         self._text += text.encode()
         self.failures = 0
@@ -148,6 +157,15 @@ class ResumableAnswer:
         if again != tuple(self._token_ids[piece.token_offset : piece.token_offset + len(again)]):
             raise self._bug("OUTPUT_CONTRADICTED", f"tokens from {piece.token_offset} on came again, and are others")
         return piece.token_ids[known:]
+
+    def _new_logprobs(self, piece: Piece, num_new: int) -> tuple[TokenLogprobs, ...]:
+        """Those of the piece's last `num_new` tokens."""
+        sampling = self._generation.sampling
+        is_asked = sampling.HasField("logprobs") or bool(sampling.logprob_token_ids)
+        if len(piece.logprobs) != (len(piece.token_ids) if is_asked else 0):
+            text = f"{len(piece.token_ids)} tokens came with the log-probabilities of {len(piece.logprobs)}"
+            raise self._bug("LOGPROBS_MISSING", text)
+        return piece.logprobs[len(piece.logprobs) - num_new :] if is_asked else ()
 
     def _new_text(self, piece: Piece) -> str:
         known = len(self._text) - piece.text_offset

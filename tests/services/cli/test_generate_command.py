@@ -37,9 +37,13 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServiceServicer):
         for index, piece in enumerate(self.pieces):
             if index == self.ends_after:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
-            yield inference_pb2.StreamGenerateResponse(
+            response = inference_pb2.StreamGenerateResponse(
                 request_id="r1", text=piece, text_offset=text_offset, token_ids=[index], token_offset=index
             )
+            if request.generation.sampling.HasField("logprobs"):
+                told = inference_pb2.TokenLogprob(token_id=index, logprob=-0.25 * index, text=piece.encode())
+                response.logprobs.add(token=told if index else None, rank=index, top=[told] * index)
+            yield response
             text_offset += len(piece.encode())
         usage = inference_pb2.Usage(prompt_tokens=5, completion_tokens=len(self.pieces))
         finish = inference_pb2.Finish(reason=self.reason, usage=usage)
@@ -118,7 +122,10 @@ def test_chat_and_every_sampling_option_reach_the_gateway(run_async: RunAsync) -
         "--bad-word",
         "no",
     )
-    status, _, _ = ask(run_async, gateway, "-", "--system", "Be brief.", *drawing, *stopping, *penalties, *ids, given="Why?")
+    telling = ("--logprobs", "3", "--prompt-logprobs", "0", "--logprob-token-id", "8", "--logprob-token-id", "9")
+    status, _, _ = ask(
+        run_async, gateway, "-", "--system", "Be brief.", *drawing, *stopping, *penalties, *ids, *telling, given="Why?"
+    )
     assert status == 0
     (asked,) = gateway.asked
     assert [(message.role, message.content) for message in asked.chat.messages] == [("system", "Be brief."), ("user", "Why?")]
@@ -139,7 +146,26 @@ def test_chat_and_every_sampling_option_reach_the_gateway(run_async: RunAsync) -
         logit_bias={5: -1.5, 6: 2.0},
         allowed_token_ids=[5, 6],
         bad_words=["no"],
+        logprobs=3,
+        prompt_logprobs=0,
+        logprob_token_ids=[8, 9],
     )
+
+
+def test_log_probabilities_follow_the_answer_for_people_and_are_in_the_json(run_async: RunAsync) -> None:
+    """Those of the first token are known to nobody."""
+    status, out, err = ask(run_async, ScriptedGateway(), "x", "--logprobs", "2")
+    assert (status, out) == (0, "The capital is Paris.\n")
+    lines = err.splitlines()
+    assert lines[:2] == ["log-probabilities of the answer: each token's, its rank, the token; others", "         -"]
+    assert lines[2:4] == [
+        '   -0.2500     1  " is"  " is" -0.2500',
+        '   -0.5000     2  " Paris."  " Paris." -0.5000  " Paris." -0.5000',
+    ]
+    status, out, err = ask(run_async, ScriptedGateway(), "x", "--logprobs", "2", "--json")
+    told = json.loads(out)["logprobs"]
+    is_ = {"token_id": 1, "logprob": -0.25, "text": " is"}
+    assert told[:2] == [None, is_ | {"rank": 1, "top": [is_], "asked": []}] and "log-prob" not in err
 
 
 def test_a_bias_without_a_number_is_refused(run_async: RunAsync) -> None:
