@@ -3,7 +3,8 @@
 import threading
 import time
 
-from tessera.client import Client, Finish, Piece, Prompt, TesseraError
+from tessera.client import Answer, Client, Finish, Piece, Prompt, TesseraError
+from tessera.client.results import joined
 
 WAIT_S = 180.0
 
@@ -16,6 +17,7 @@ class Reader:
         self.text = ""
         self.finish: Finish | None = None
         self.error: Exception | None = None
+        self.pieces: list[Piece] = []
         self.pause_s = 0.0  # the longest between two pieces
         self._piece_s: float | None = None
         self._changed = threading.Condition()
@@ -43,6 +45,10 @@ class Reader:
         assert self.finish.usage.completion_tokens == len(self.token_ids)
         return self
 
+    def answer(self) -> Answer:
+        """The whole, once it has ended."""
+        return joined(self.pieces)
+
     @property
     def _ended(self) -> bool:
         return self.finish is not None or self.error is not None
@@ -65,6 +71,8 @@ class Reader:
         assert self.finish is None, "a message came after the finish"
         assert piece.token_offset == len(self.token_ids), "token offsets are not dense"
         assert piece.text_offset == len(self.text.encode()), "text offsets are not dense"
+        assert len(piece.logprobs) in (0, len(piece.token_ids)), "tokens without log-probabilities"
+        self.pieces.append(piece)
         self.token_ids.extend(piece.token_ids)
         self.text += piece.text
         self.finish = piece.finish
