@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # of two threads' work on a busy machine
 def test_three_prompts_in_every_mode() -> None:
     command = [sys.executable, "-m", "tests.parity.run", "--prompts", "3", "--tokens", "12", "--threads", "1"]
     command += ["--architectures", "Qwen3ForCausalLM"]
