@@ -52,6 +52,7 @@ def validate(request: GenerateInput, model: ServedModel, principal: str) -> Subm
         detokenize=DetokenizeOptions(request.stop, request.include_stop_in_output, request.skip_special_tokens),
         client_request_id=request.request_id,
         principal=principal,
+        is_seed_given=request.sampling.seed is not None,
     )
 
 

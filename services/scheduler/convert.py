@@ -224,6 +224,7 @@ def submission_to_proto(submission: Submission, with_prompt: bool = True) -> ses
         cache_salt=submission.cache_salt,
         max_model_length=submission.max_model_length,
         fork_of=submission.fork_of,
+        is_seed_given=submission.is_seed_given,
     )
 
 
@@ -254,6 +255,7 @@ def submission_with_prompt(message: session_pb2.Submission, prompt: npt.NDArray[
         cache_salt=message.cache_salt,
         max_model_length=message.max_model_length,
         fork_of=_request_id(message.fork_of, "submission.fork_of") if message.fork_of else b"",
+        is_seed_given=message.is_seed_given,
     )
 
 

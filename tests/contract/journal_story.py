@@ -31,6 +31,7 @@ def submission(request_id: bytes, prompt_len: int = 5) -> Submission:
         cache_salt=f"tenant-{request_id[0]}",
         max_model_length=1 + request_id[0],
         fork_of=bytes(reversed(request_id)),
+        is_seed_given=True,
     )
 
 

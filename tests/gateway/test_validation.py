@@ -47,6 +47,7 @@ def test_a_bare_request_becomes_a_submission_with_every_default(byte_level_model
     assert (first.client_request_id, first.principal) == ("", "alice")
     assert len(first.request_id) == 16 and first.request_id != second.request_id
     assert 0 <= first.sampling.seed <= SEED_MAX and first.sampling.seed != second.sampling.seed
+    assert not first.is_seed_given
 
 
 def test_what_is_given_is_kept(byte_level_model: ServedModel) -> None:
@@ -55,7 +56,7 @@ def test_what_is_given_is_kept(byte_level_model: ServedModel) -> None:
     made = validate(request, byte_level_model, "bob")
     assert made.sampling == SamplingParams(7, 0.5, 0.9, -1, 0.1, 12, 3, True, (1, 256))
     assert made.detokenize == DetokenizeOptions(("x", "yz"), True, False)
-    assert made.client_request_id == "mine" and made.prompt_token_ids.tolist() == [1, 2]
+    assert made.is_seed_given and made.client_request_id == "mine" and made.prompt_token_ids.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ class Submission:
     - `max_model_length`: the request's own cap on prompt and output together, tokens; 0: none but the model's and the pool's.
     - `fork_of`: internal id of the request, no fork itself, whose prompt this one shares, so that it can share its blocks as well; empty:
       none. A hint: without it, or where that request is gone, the tokens are the same.
+    - `is_seed_given`: the seed is the client's own, not one that its gateway drew.
     """
 
     request_id: bytes
@@ -43,6 +44,7 @@ class Submission:
     cache_salt: str = ""
     max_model_length: int = 0
     fork_of: bytes = b""
+    is_seed_given: bool = False
 
 
 @dataclass(frozen=True, slots=True)

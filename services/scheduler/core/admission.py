@@ -115,9 +115,11 @@ def queue_full(prompt_len: int, num_queued: int, tokens_queued: int, config: Con
 
 
 def same_body(one: Submission, other: Submission) -> bool:
-    """Whether a client asked for the same again, stop strings and text options included. Seeds may differ: a gateway draws one for every
-    try of a client that gives none, and nobody can tell a drawn one here. The seed of the request that is known counts. `fork_of` may
-    differ too: it names an internal id, which is drawn for every try, and no token depends on it."""
+    """Whether a client asked for the same again, stop strings and text options included. Seeds may differ unless the client gave both: its
+    gateway draws one for every try of a client that gives none. The seed of the request that is known counts. `fork_of` may differ too: it
+    names an internal id, which is drawn for every try, and no token depends on it."""
+    if one.is_seed_given and other.is_seed_given and one.sampling.seed != other.sampling.seed:
+        return False
     return (
         np.array_equal(one.prompt_token_ids, other.prompt_token_ids)
         and replace(one.sampling, seed=0) == replace(other.sampling, seed=0)

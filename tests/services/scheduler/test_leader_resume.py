@@ -199,6 +199,24 @@ def test_another_body_under_the_same_id_is_refused(table: Table, body: dict[str,
     assert first.read() == [] and first.tokens[request.request_id] == expected(request)
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_another_seed_is_refused_where_the_client_gave_both(table: Table, has_ended: bool) -> None:
+    """One that a gateway drew says nothing of what the client wants."""
+    first, request = table.gateway(), replace(submission(1, [5, 6, 7], 20, "mine"), is_seed_given=True)
+    first.submit(request)
+    table.run(1000 if has_ended else 3)
+    second = table.gateway()
+    second.submit(again(request), 1)
+    (refused,) = second.read()
+    assert isinstance(refused, Rejected) and refused.reason is RejectReason.ALREADY_EXISTS and "mine" in refused.message
+    drawn = replace(again(request, 8), is_seed_given=False)
+    second.submit(drawn, 1)
+    assert KnownAs(drawn.request_id, 1, request.request_id) in second.read()
+    table.run()
+    second.read()
+    assert second.tokens[request.request_id] == expected(request)
+
+
 def test_the_same_id_of_another_principal_is_another_request(table: Table) -> None:
     first, request = begun(table)
     second, other = table.gateway(), replace(again(request), principal="somebody else")

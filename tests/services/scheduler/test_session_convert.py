@@ -50,6 +50,7 @@ SUBMISSION = Submission(
     cache_salt="tenant é",
     max_model_length=2**32 - 1,
     fork_of=OTHER_ID,
+    is_seed_given=True,
 )
 PLAIN = Submission(bytes(16), np.array([1], np.int32), SamplingParams(0))
 

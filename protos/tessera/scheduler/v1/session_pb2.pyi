@@ -122,7 +122,7 @@ class Submit(_message.Message):
     def __init__(self, submission: _Optional[_Union[Submission, _Mapping]] = ..., subscriber: _Optional[int] = ..., received_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "detokenize", "client_request_id", "principal", "priority", "cache_salt", "max_model_length", "fork_of")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "detokenize", "client_request_id", "principal", "priority", "cache_salt", "max_model_length", "fork_of", "is_seed_given")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,7 @@ class Submission(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LENGTH_FIELD_NUMBER: _ClassVar[int]
     FORK_OF_FIELD_NUMBER: _ClassVar[int]
+    IS_SEED_GIVEN_FIELD_NUMBER: _ClassVar[int]
     request_id: bytes
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _types_pb2.SamplingParams
@@ -143,7 +144,8 @@ class Submission(_message.Message):
     cache_salt: str
     max_model_length: int
     fork_of: bytes
-    def __init__(self, request_id: _Optional[bytes] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., detokenize: _Optional[_Union[DetokenizeOptions, _Mapping]] = ..., client_request_id: _Optional[str] = ..., principal: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_model_length: _Optional[int] = ..., fork_of: _Optional[bytes] = ...) -> None: ...
+    is_seed_given: bool
+    def __init__(self, request_id: _Optional[bytes] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., detokenize: _Optional[_Union[DetokenizeOptions, _Mapping]] = ..., client_request_id: _Optional[str] = ..., principal: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_model_length: _Optional[int] = ..., fork_of: _Optional[bytes] = ..., is_seed_given: _Optional[bool] = ...) -> None: ...
 
 class DetokenizeOptions(_message.Message):
     __slots__ = ("stop_strings", "include_stop_in_output", "skip_special_tokens")

@@ -214,6 +214,8 @@ def test_a_clients_id_is_unique_while_it_lives() -> None:
     refused = rig.try_submit(2, numbers(6), client_request_id="x", max_tokens=4)
     assert isinstance(refused, Refused) and refused.reason is RefusalReason.ALREADY_EXISTS and "'x'" in refused.message
     assert rig.try_submit(3, numbers(5), client_request_id="x", max_tokens=4, seed=99) == Known((1).to_bytes(16, "big"), 0)
+    own = {"client_request_id": "x", "max_tokens": 4, "is_seed_given": True}
+    assert isinstance(rig.try_submit(4, numbers(5), seed=99, **own), Known), "the known one was drawn"
     rig.schedule()
     rig.scheduler.abort((1).to_bytes(16, "big"), rig.now_us)
     rig.submit(4, numbers(6), client_request_id="x", max_tokens=4)
