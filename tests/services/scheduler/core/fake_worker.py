@@ -14,7 +14,6 @@ from hashlib import blake2b
 from random import Random
 
 import numpy as np
-from fake_logprobs import logprobs_behind, sampled_logprobs
 
 from tessera.values.batch import RowError, ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotEntry, SlotSwap
 from tessera.values.finish import Finish, FinishReason
@@ -24,6 +23,7 @@ from tessera.values.model import KVGeometry, ModelInfo, WorkerDescription, Worke
 from tessera.values.report import DroppedSlot, SlotReport, WorkerReport
 from tessera.values.request import Submission
 from tessera.values.sampling import SamplingParams
+from tests.services.scheduler.core.fake_logprobs import logprobs_behind, sampled_logprobs
 
 MODEL = ModelInfo(
     name="fake",

@@ -5,7 +5,6 @@ calls of clients at gateways. Nothing happens by itself: a test says who does wh
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from fake_logprobs import expected_logprobs
 from fake_worker import LIMITS, FakeWorker, prefix_digests, reference_output
 from scheduler_rig import REQUEST_FIELDS, own_stop
 
@@ -28,6 +27,7 @@ from tessera.values.report import WorkerReport
 from tessera.values.request import DetokenizeOptions, RequestOutput, Submission
 from tessera.values.sampling import SamplingParams
 from tessera.values.session import TakenOver
+from tests.services.scheduler.core.fake_logprobs import expected_logprobs
 
 WORKER, OTHER_WORKER = "worker:1", "worker:2"
 CONFIG = Config(max_num_seqs=4, max_num_batched_tokens=16, gateway_grace_ms=1000)
