@@ -52,7 +52,7 @@ class _EagleLayer(ABC):
         config = shape.config
         self.taps = shape.taps
         self.hidden_size = config.hidden_size
-        self.kv_shape = config.kv_shape
+        self.kv_shape = config.kv_shape_of(kernels.group)
         self._kernels = kernels
         self._rotary = RotaryEmbedding(config.rotary_dim or config.head_dim, config.rope_theta, config.rope_scaling)
         self._attention = Attention(config, kernels, config.attention_bias, attention_inputs)

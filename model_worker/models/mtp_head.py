@@ -65,7 +65,7 @@ class MtpHead:
     def __init__(self, config: ModelConfig, kernels: Kernels, target: Decoder, given: Collection[str]) -> None:
         self.num_layers = config.num_mtp_layers
         self.hidden_size = self.tapped_size = config.hidden_size
-        shape = config.kv_shape
+        shape = config.kv_shape_of(kernels.group)
         self.kv_shape = KVShape(self.num_layers, shape.num_kv_heads, shape.head_dim, shape.num_planes)
         self._target = target
         self._rotary = RotaryEmbedding(config.rotary_dim or config.head_dim, config.rope_theta, config.rope_scaling)

@@ -1,11 +1,14 @@
 """The other ranks, as rank 0 sees them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from typing import TypeVar
 
 from model_worker.group import GroupBroken
 from model_worker.ranks.gloo_group import TIMEOUT_S, GlooGroup
 from model_worker.ranks.orders import Answer, Join, Order, PoolSize, receive, send
+
+T = TypeVar("T")
 
 
 class RankLost(BaseException):
@@ -45,6 +48,25 @@ class Crew:
     def answers(self) -> list[Answer]:
         """Wait for what every rank says to the last order, by rank from 1 on. Raises RankLost."""
         return self._answers(TIMEOUT_S)
+
+    def together(self, order: Order, own: Callable[[], T]) -> T:
+        """Have every rank carry out `order`, of which `own` is rank 0's part, and return what that returned. What fails on any rank fails here, and
+        leaves all ranks ready for the next order. Raises what `own` raises, RankFailed for what another rank alone could not do, RankLost."""
+        self.tell(order)
+        failure: Exception | None = None
+        try:
+            result = own()
+        except Exception as error:  # noqa: BLE001 - raised again once all ranks are ready
+            self.group.leave()  # or the others would wait for this rank
+            failure = error
+        failed = [(rank, answer) for rank, answer in enumerate(self.answers(), 1) if answer.failure]
+        if failure is None and not failed:
+            return result
+        self.meet_again()
+        causes = [f"rank {rank}: {answer.failure}" for rank, answer in failed if not answer.is_consequence]
+        if causes and (failure is None or isinstance(failure, GroupBroken)):
+            raise RankFailed("; ".join(causes))
+        raise failure or RankFailed(f"rank {failed[0][0]}: {failed[0][1].failure}")
 
     def meet_again(self) -> None:
         """After a failed pass, which has broken the group: make a new one. Raises RankLost."""

@@ -1,22 +1,24 @@
 """Rank 0's part of a model that several ranks hold: what the engine calls, and the others do too."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from torch import Tensor
 
 from model_worker.batch import Batch
-from model_worker.group import GroupBroken
 from model_worker.kv_blocks import KVBlocks, Moves
 from model_worker.kv_pool import KVPool
 from model_worker.layers.weight_slot import WeightSlot
-from model_worker.models.causal_lm import CausalLM
-from model_worker.ranks.crew import Crew, RankFailed
-from model_worker.ranks.orders import Forward, Read
+from model_worker.models.causal_lm import CausalLM, TappedLM
+from model_worker.ranks.crew import Crew
+from model_worker.ranks.orders import Forward, HeadForward, HeadLogits, Read
+from model_worker.speculation.draft_head import DraftHead
 
 
 class LeadingModel:
-    """A `CausalLM` whose passes the crew runs as well. A pass that fails on any rank fails here, and leaves all ranks ready for the next."""
+    """A `CausalLM`, or a `TappedLM`, whose passes the crew runs as well. A pass that fails on any rank fails here, and leaves all ranks ready for the
+    next."""
 
     def __init__(self, model: CausalLM, crew: Crew) -> None:
         self.config = model.config
@@ -29,21 +31,42 @@ class LeadingModel:
 
     def forward(self, batch: Batch, kv: KVPool) -> Tensor:
         """See `CausalLM`. Raises RankLost, and RankFailed for what another rank alone could not do."""
-        self._crew.tell(Forward.of(batch))
-        failure: Exception | None = None
-        try:
-            logits = self._model.forward(batch, kv)
-        except Exception as error:  # noqa: BLE001 - raised again once all ranks are ready
-            self._crew.group.leave()  # or the others would wait for this rank
-            failure = error
-        failed = [(rank, answer) for rank, answer in enumerate(self._crew.answers(), 1) if answer.failure]
-        if failure is None and not failed:
-            return logits
-        self._crew.meet_again()
-        causes = [f"rank {rank}: {answer.failure}" for rank, answer in failed if not answer.is_consequence]
-        if causes and (failure is None or isinstance(failure, GroupBroken)):
-            raise RankFailed("; ".join(causes))
-        raise failure or RankFailed(f"rank {failed[0][0]}: {failed[0][1].failure}")
+        return self._crew.together(Forward.of(batch), lambda: self._model.forward(batch, kv))
+
+    def forward_tapped(self, batch: Batch, kv: KVPool, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """See `TappedLM`: hidden states are the same on all ranks, and rank 0's are looked at. Raises as `forward` does."""
+        model = cast(TappedLM, self._model)
+        return self._crew.together(Forward.of(batch), lambda: model.forward_tapped(batch, kv, taps))
+
+
+class LeadingHead:
+    """A `DraftHead` of which each rank holds a part, as of the model; `head` is rank 0's. Its methods raise as those of `LeadingModel` do."""
+
+    def __init__(self, head: DraftHead, crew: Crew) -> None:
+        self.taps = head.taps
+        self.tapped_size = head.tapped_size
+        self.num_layers = head.num_layers
+        self.hidden_size = head.hidden_size
+        self.kv_shape = head.kv_shape
+        self._head = head
+        self._crew = crew
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """Rank 0's."""
+        return self._head.slots()
+
+    def enter(self, tapped: Tensor) -> Tensor:
+        """See `DraftHead`: every rank has all weights of this, and rank 0 computes it."""
+        return self._head.enter(tapped)
+
+    def forward(self, batch: Batch, hidden: Tensor, before: Tensor, kv: KVPool) -> Tensor:
+        """See `DraftHead`."""
+        order = HeadForward(Forward.of(batch), hidden.numpy(), before.numpy())
+        return self._crew.together(order, lambda: self._head.forward(batch, hidden, before, kv))
+
+    def logits(self, hidden: Tensor, layer: int) -> Tensor:
+        """See `DraftHead`."""
+        return self._crew.together(HeadLogits(hidden.numpy(), layer), lambda: self._head.logits(hidden, layer))
 
 
 class LeadingBlocks:

@@ -32,6 +32,24 @@ class Forward:
         return Batch(**values)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadForward:
+    """Compute a batch with the layers that draft, see `DraftHead.forward`: `hidden` float32 `[T, hidden_size]`, `before` float32
+    `[n - 1, R, hidden_size]`."""
+
+    batch: Forward
+    hidden: np.ndarray
+    before: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadLogits:
+    """Compute this rank's part of `DraftHead.logits`: `hidden` float32 `[S, hidden_size]`."""
+
+    hidden: np.ndarray
+    layer: int
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """Answer with this rank's part of some blocks, see `KVBlocks.read`."""
@@ -47,7 +65,7 @@ class Join:
     generation: int
 
 
-Order = Forward | Moves | Read | Join
+Order = Forward | HeadForward | HeadLogits | Moves | Read | Join
 """`Moves` is answered by nothing, the others by an `Answer`."""
 
 

@@ -1,15 +1,21 @@
 """What a rank other than 0 holds and does: its part of the weights and of every KV block, and the orders of rank 0."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
+
+import torch
+from torch import Tensor
 
 from model_worker.group import GroupBroken
 from model_worker.kv_blocks import KVBlocks, Moves
 from model_worker.kv_pool import KVPool
 from model_worker.models.causal_lm import CausalLM
 from model_worker.ranks.gloo_group import GlooGroup
-from model_worker.ranks.orders import Answer, Forward, Join, Order, Read, receive, send
+from model_worker.ranks.orders import Answer, Forward, HeadForward, HeadLogits, Join, Order, Read, receive, send
+from model_worker.speculation.draft_head import DraftHead
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +28,7 @@ class Shard:
     kv: KVPool
     blocks: KVBlocks
     group: GlooGroup
+    head: DraftHead | None = None  # of layers that draft, with KV in the pool paired with `kv`
 
     def serve(self, line: Connection) -> None:
         """Carry out the orders that come over `line`, until rank 0 is gone. Raises GroupBroken where the ranks cannot meet again."""
@@ -38,7 +45,9 @@ class Shard:
     def _obey(self, order: Order) -> Answer | None:
         match order:
             case Forward():
-                return self._forward(order)
+                return self._compute(lambda: self.model.forward(order.batch(), self.kv))
+            case HeadForward() | HeadLogits():
+                return self._compute(partial(self._draft, order))
             case Moves():
                 self.blocks.move(order)
                 return None
@@ -48,9 +57,19 @@ class Shard:
                 self.group.join(generation)
                 return Answer()
 
-    def _forward(self, order: Forward) -> Answer:
+    def _draft(self, order: HeadForward | HeadLogits) -> Tensor:
+        """This rank's part of what rank 0's `DraftHead` does."""
+        assert self.head is not None and self.kv.paired is not None, "rank 0 has a head, so every rank has"
+        hidden = torch.from_numpy(order.hidden)
+        if isinstance(order, HeadLogits):
+            return self.head.logits(hidden, order.layer)
+        return self.head.forward(order.batch.batch(), hidden, torch.from_numpy(order.before), self.kv.paired)
+
+    @torch.inference_mode()
+    def _compute(self, part: Callable[[], Tensor]) -> Answer:
+        """Carry out this rank's part of a pass."""
         try:
-            self.model.forward(order.batch(), self.kv)
+            part()
         except Exception as error:  # noqa: BLE001 - rank 0 hears of it, and decides
             self.group.leave()  # or the others would wait for this rank
             is_consequence = isinstance(error, GroupBroken)

@@ -12,8 +12,8 @@ PROPOSERS = ("ngram", "mtp", "draft_model", "eagle")
 WITH_FILES = ("draft_model", "eagle")
 """Proposers that come from files of their own."""
 
-WITH_RANKS = ("ngram", "draft_model")
-"""Proposers for a model over several ranks or workers: one rank drafts alone. The others build on layers of which it has but a part."""
+WITH_SHARED_EXPERTS = ("ngram", "draft_model")
+"""Proposers for workers that share the experts of a model: each drafts when it likes. The layers of the others need all workers at once."""
 
 VERIFICATIONS = ("coupled", "rejection")
 """Which drafts stand: `coupled` those that are what the model draws with its own noise, which changes no token; `rejection` those that rejection
@@ -85,13 +85,12 @@ def check_ranks(tensor_parallel_size: int, speculation: SpeculationConfig, exper
     """Raise ConfigError for ranks that cannot be, or cannot be drafted for."""
     if not 1 <= tensor_parallel_size <= RANKS_MAX:
         raise ConfigError(f"tensor_parallel_size must be from 1 to {RANKS_MAX}, got {tensor_parallel_size}")
-    if not speculation.num_speculative_tokens or speculation.proposer in WITH_RANKS:
-        return
-    for name, size in (("tensor_parallel_size", tensor_parallel_size), ("expert_parallel_size", expert_parallel_size)):
-        if size > 1:
-            raise ConfigError(
-                f"proposer {speculation.proposer} is only for {name} 1, got {size}: use {' or '.join(WITH_RANKS)}"
-            )
+    drafts = speculation.num_speculative_tokens > 0
+    if expert_parallel_size > 1 and drafts and speculation.proposer not in WITH_SHARED_EXPERTS:
+        raise ConfigError(
+            f"proposer {speculation.proposer} is only for expert_parallel_size 1, got {expert_parallel_size}: "
+            f"use {' or '.join(WITH_SHARED_EXPERTS)}"
+        )
 
 
 THREADS_MAX = 1024

@@ -12,6 +12,8 @@ from model_worker.kernels.interface import Kernels
 from model_worker.kv_pool import KVPool
 from model_worker.kv_shape import KVShape
 from model_worker.models.causal_lm import CausalLM
+from model_worker.ranks.crew import Crew
+from model_worker.ranks.leading import LeadingHead
 from model_worker.sampler import Sampler
 from model_worker.speculation.draft_draws import DraftDraws, FreeDraws
 from model_worker.speculation.draft_head import DraftHead
@@ -28,53 +30,65 @@ from tessera.values.model import ModelInfo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """The model that is served, with the files that it is from (None: it is from none) and the kernels that whoever drafts for it runs on: the
-    model's own, but where several ranks have a part of the model and one drafts."""
+    """The model that is served, or a rank's part of it, with the files that it is from (None: it is from none), the kernels that it runs on, and
+    those for what one rank runs alone: the same where there is no other."""
 
     model: CausalLM
     info: ModelInfo
     source: ModelSource | None
     kernels: Kernels
+    kernels_alone: Kernels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafter:
     """Who drafts, before there is a KV pool: `kv_shape` is what it keeps of a position in a pool paired with the model's, None for nothing.
-    `run` computes one dummy position."""
+    `run` computes one dummy position. `is_spread`: every rank of the model has a part of it, and keeps `kv_shape`."""
 
     kv_shape: KVShape | None
     make: Callable[[KVPool | None], Proposer]
     run: Callable[[KVPool], None] | None = None
+    is_spread: bool = False
 
     def proposer(self, kv: KVPool) -> Proposer:
         """The proposer, on the pool paired with the model's."""
         return self.make(kv.paired)
 
     def find_tiles(self, kv: KVPool) -> None:
-        """Let the kernels meet its shapes, and leave no trace in the pool. Raises NotInvariant."""
+        """Let the kernels meet its shapes; writes to the null block. Raises NotInvariant."""
         if self.run is not None and kv.paired is not None:
             self.run(kv.paired)
-            kv.zero_blocks(np.array([kv.null_block]))
 
 
-def load_drafter(config: SpeculationConfig, max_num_seqs: int, loaded: LoadedModel) -> Drafter | None:
-    """Whoever `config` names, for a model that is loaded; None where speculation is off. Raises ModelError where that cannot be."""
+def load_drafter(config: SpeculationConfig, max_num_seqs: int, loaded: LoadedModel, crew: Crew | None = None) -> Drafter | None:
+    """Whoever `config` names, for a model that is loaded; None where speculation is off. `crew`: the other ranks, which load their parts of a
+    head by themselves. Raises ModelError where that cannot be."""
     if not config.num_speculative_tokens:
         return None
     if config.proposer == "ngram":
         return Drafter(None, lambda _: NgramProposer(config.ngram_min, config.ngram_max))
-    if loaded.source is None:
-        raise ModelUnsupported(f"{loaded.info.name} computes nothing that proposer {config.proposer} could build on: use ngram")
+    head = load_head(config, loaded)
     draws = (FreeDraws if config.rejects else DraftDraws)(Sampler(loaded.info.eos_token_ids))
-    if config.proposer == "draft_model":
+    if head is None:
         assert config.draft_model is not None
         return model_drafter(_draft_model(config.draft_model, loaded), max_num_seqs, draws)
-    if config.proposer == "eagle":
-        assert config.draft_model is not None
-        head = load_eagle_head(config.draft_model, loaded.kernels, loaded.model, loaded.info.name)
-        return head_drafter(head, max_num_seqs, draws)
-    assert config.proposer == "mtp", "the config knows no other"
-    return head_drafter(load_mtp_head(loaded.source, loaded.kernels, loaded.model), max_num_seqs, draws)
+    return head_drafter(head if crew is None else LeadingHead(head, crew), max_num_seqs, draws)
+
+
+def load_head(config: SpeculationConfig, loaded: LoadedModel) -> DraftHead | None:
+    """The layers that draft on the model's hidden states, or this rank's part of them; None for another proposer. Raises ModelError."""
+    if not config.num_speculative_tokens or config.proposer == "ngram":
+        return None
+    if loaded.source is None:
+        raise ModelUnsupported(f"{loaded.info.name} computes nothing that proposer {config.proposer} could build on: use ngram")
+    match config.proposer:
+        case "mtp":
+            return load_mtp_head(loaded.source, loaded.kernels, loaded.model)
+        case "eagle":
+            assert config.draft_model is not None
+            return load_eagle_head(config.draft_model, loaded.kernels, loaded.model, loaded.info.name)
+        case _:
+            return None
 
 
 def head_drafter(head: DraftHead, max_num_seqs: int, draws: DraftDraws) -> Drafter:
@@ -92,7 +106,7 @@ def head_drafter(head: DraftHead, max_num_seqs: int, draws: DraftDraws) -> Draft
         for index, layer in enumerate(layers):
             head.logits(layer, index)
 
-    return Drafter(head.kv_shape, make, run)
+    return Drafter(head.kv_shape, make, run, is_spread=True)
 
 
 def model_drafter(model: CausalLM, max_num_seqs: int, draws: DraftDraws) -> Drafter:
@@ -123,4 +137,4 @@ def _draft_model(name: str, loaded: LoadedModel) -> CausalLM:
             f"{draft.name} was trained for {draft.max_model_len} tokens and cannot draft for {target.name} with its "
             f"{target.max_model_len}: lower max_model_len"
         )
-    return load_model(source, loaded.kernels)
+    return load_model(source, loaded.kernels_alone)

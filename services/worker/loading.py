@@ -28,7 +28,7 @@ from model_worker.ranks.lockstep_model import LockstepModel
 from model_worker.ranks.orders import PoolSize
 from model_worker.weights.open_model import load_model, open_model
 from services.worker.config import WorkerConfig
-from services.worker.drafter import LoadedModel, load_drafter
+from services.worker.drafter import Drafter, LoadedModel, load_drafter
 from services.worker.expert_peers import ExpertPeers
 from services.worker.rank_processes import RankProcesses
 from tessera.values.config import ConfigError
@@ -68,10 +68,11 @@ def load_engine(config: WorkerConfig, ranks: RankProcesses | None = None) -> Eng
     loaded = load_part(config, group, peers.group if peers is not None else ALONE)
     loaded = replace(loaded, info=replace(loaded.info, max_model_len=_max_model_len(config, loaded.info)))
     model, info = loaded.model, loaded.info
-    drafter = load_drafter(config.speculation, config.max_num_seqs, loaded)
+    drafter = load_drafter(config.speculation, config.max_num_seqs, loaded, crew)
     draft_shape = drafter.kv_shape if drafter is not None else None
     token_bytes = group.size * model.config.kv_shape_of(group).bytes_per_token()  # of all ranks
-    token_bytes += draft_shape.bytes_per_token() if draft_shape is not None else 0
+    if drafter is not None and draft_shape is not None:
+        token_bytes += (group.size if drafter.is_spread else 1) * draft_shape.bytes_per_token()
     size = _pool_size(config, token_bytes)
     kv = part_pool(model, group, config, size, draft_shape)
     blocks: KVBlocks = LocalBlocks(kv, size.num_host_blocks)
@@ -82,9 +83,7 @@ def load_engine(config: WorkerConfig, ranks: RankProcesses | None = None) -> Eng
         peers.join(ranks.lose if ranks is not None else None)
         model = LockstepModel(model, peers.group)
     if config.batch_invariant:
-        _find_tiles(model, kv, blocks)
-        if drafter is not None:
-            drafter.find_tiles(kv)
+        _find_tiles(model, drafter, kv, blocks)
     num_drafts = config.speculation.num_speculative_tokens
     limits = WorkerLimits(config.max_num_seqs, config.max_num_batched_tokens, num_speculative_tokens=num_drafts)
     geometry = replace(kv.geometry, num_host_blocks=size.num_host_blocks, bytes_per_token=token_bytes)
@@ -147,9 +146,8 @@ def load_part(config: WorkerConfig, group: Group, peers: Group = ALONE) -> Loade
         ask_mkl_for_invariance()
     backend = InvariantKernels if config.batch_invariant else TorchKernels
     kernels = backend(group, peers)
-    return LoadedModel(
-        load_model(source, kernels), source.info, source, kernels if group.size == peers.size == 1 else backend()
-    )
+    kernels_alone = kernels if group.size == peers.size == 1 else backend()
+    return LoadedModel(load_model(source, kernels), source.info, source, kernels, kernels_alone)
 
 
 def part_pool(
@@ -174,15 +172,18 @@ def _begin(crew: Crew, size: PoolSize) -> None:
         raise ConfigError(f"tensor_parallel_size {crew.group.size}: {error}") from error
 
 
-def _find_tiles(model: CausalLM, kv: KVPool, blocks: KVBlocks) -> None:
+def _find_tiles(model: CausalLM, drafter: Drafter | None, kv: KVPool, blocks: KVBlocks) -> None:
     """Let the kernels meet every shape now: the first request should not wait for that, nor be the one to fail. Raises NotInvariant."""
     one = np.array([1])
     model.forward(build_dummy_batch(one, one, 1, kv), kv)
+    if drafter is not None:
+        drafter.find_tiles(kv)
     blocks.move(Moves(zero_blocks=np.array([kv.null_block])))
 
 
 def _deterministic(info: ModelInfo) -> LoadedModel:
-    return LoadedModel(DeterministicLM(deterministic_config(info.vocab_size, info.max_model_len)), info, None, TorchKernels())
+    model, kernels = DeterministicLM(deterministic_config(info.vocab_size, info.max_model_len)), TorchKernels()
+    return LoadedModel(model, info, None, kernels, kernels)
 
 
 def _max_model_len(config: WorkerConfig, info: ModelInfo) -> int:

@@ -12,6 +12,7 @@ from model_worker.ranks.gloo_group import GlooGroup
 from model_worker.ranks.orders import Answer, PoolSize, receive, send
 from model_worker.ranks.shard import Shard
 from services.rpc.logs import configure_logs
+from services.worker.drafter import load_head
 from services.worker.expert_peers import ExpertPeers
 from services.worker.loading import load_part, part_pool
 from services.worker.rank_processes import RankSetup
@@ -27,18 +28,19 @@ def main(line: Connection) -> None:
     peers = ExpertPeers(setup.config, setup.rank) if setup.config.experts.expert_parallel_size > 1 else None
     try:
         loaded = load_part(setup.config, group, peers.group if peers is not None else ALONE)
+        head = load_head(setup.config.speculation, loaded)
     except Exception as error:  # noqa: BLE001 - rank 0 ends with it
         send(line, Answer(failure=f"{type(error).__name__}: {error}"))
         receive(line)  # nothing comes: rank 0 ends, and may have more to say than that a rank is lost
         return
     send(line, Answer())
     size: PoolSize = receive(line)
-    kv = part_pool(loaded.model, group, setup.config, size)
+    kv = part_pool(loaded.model, group, setup.config, size, head.kv_shape if head is not None else None)
     group.join(0)
     if peers is not None:
         peers.join()
     _log.info("rank ready", rank=group.rank, kv_blocks=kv.num_blocks)
-    Shard(loaded.model, kv, LocalBlocks(kv, size.num_host_blocks), group).serve(line)
+    Shard(loaded.model, kv, LocalBlocks(kv, size.num_host_blocks), group, head).serve(line)
 
 
 if __name__ == "__main__":

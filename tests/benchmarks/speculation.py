@@ -102,7 +102,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     tokenizer, source, kernels = load_tokenizer(locate(MODEL)), open_model(MODEL), TorchKernels()
-    loaded, template = LoadedModel(load_model(source, kernels), source.info, source, kernels), tokenizer.chat_template
+    loaded, template = LoadedModel(load_model(source, kernels), source.info, source, kernels, kernels), tokenizer.chat_template
     assert template is not None
 
     def system(num_drafts: int) -> InProcess:

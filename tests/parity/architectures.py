@@ -3,13 +3,14 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedConfig
 
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.weights.model_source import ModelSource
-from model_worker.weights.open_model import load_model, open_model
+from model_worker.weights.open_model import load_model, load_mtp_head, open_model
 from services.worker.drafter import LoadedModel
 from tests.parity.checked_model import CheckedModel
 from tests.parity.compare import Differences, compare
@@ -64,15 +65,13 @@ def check_source(source: ModelSource, reference: Reference, modes: Sequence[Mode
     for prompt, outputs in zip(prompts, expected, strict=True):
         ids = prompt + outputs.token_ids[:-1]
         known |= {tuple(ids[: place + 1]): logits for place, logits in enumerate(reference.logits(ids))}
-    spread = {
-        size: RankThreads(size, lambda kernels: load_model(source, kernels)) for size in sorted({mode.ranks for mode in modes})
-    }
+    spread = {key: _ranks(*key, source) for key in {(mode.ranks, mode.proposer) for mode in modes}}
     found, difference = Differences(), 0.0
     drawn, num_accepted = [], 0
     for mode in modes:
-        with spread[mode.ranks].held(BLOCK_SIZE, NUM_BLOCKS) as held:
-            loaded = LoadedModel(held.model, source.info, source, TorchKernels())
-            system = mode.system(loaded, BLOCK_SIZE, NUM_BLOCKS, (held.kv, held.blocks) if mode.ranks > 1 else None)
+        with spread[mode.ranks, mode.proposer].held(BLOCK_SIZE, NUM_BLOCKS) as held:
+            kernels = TorchKernels()
+            system = mode.system(LoadedModel(held.model, source.info, source, kernels, kernels), held=held)
             checked = CheckedModel(held.model, known)
             system.watch(checked)
             differences = compare(prompts, expected, mode.generator(system, prompts))
@@ -86,3 +85,9 @@ def check_source(source: ModelSource, reference: Reference, modes: Sequence[Mode
         num_accepted += system.spec_stats.num_accepted
     num_otherwise = sum(output != plain for outputs in drawn for output, plain in zip(outputs, drawn[0], strict=True))
     return ArchitectureResult(difference, found, num_otherwise, num_accepted)
+
+
+def _ranks(size: int, proposer: str, source: ModelSource) -> RankThreads:
+    """So many ranks with the model, and with the layers that draft where the proposer has them."""
+    head = partial(load_mtp_head, source) if proposer == "mtp" else None
+    return RankThreads(size, lambda kernels: load_model(source, kernels), build_head=head)

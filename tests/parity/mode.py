@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
-from model_worker.kv_blocks import KVBlocks
-from model_worker.kv_pool import KVPool
+from model_worker.sampler import Sampler
+from model_worker.speculation.draft_draws import DraftDraws
 from services.worker.config import SpeculationConfig
-from services.worker.drafter import LoadedModel, load_drafter
+from services.worker.drafter import Drafter, LoadedModel, head_drafter, load_drafter
 from tessera.values.config import Config
 from tests.parity.in_process import InProcess
+from tests.parity.rank_threads import Held
 
 CHUNK_TOKENS = 24  # no multiple of the block size: chunks begin and end inside blocks
 BLOCK_SIZE, NUM_BLOCKS = 16, 700
@@ -57,16 +58,15 @@ class Mode:
         """The worker's configuration for this mode. Prompt lookup is eager, so that many drafts are wrong."""
         return SpeculationConfig(self.num_drafts, self.proposer, self.draft_model, ngram_min=1, ngram_max=3)
 
-    def system(
-        self,
-        loaded: LoadedModel,
-        block_size: int = BLOCK_SIZE,
-        num_blocks: int = NUM_BLOCKS,
-        held: tuple[KVPool, KVBlocks] | None = None,
-    ) -> InProcess:
-        """A scheduler and an engine with a pool of its own, or with the one `held` already."""
-        drafter = load_drafter(self.speculation, self.config.max_num_seqs, loaded)
-        return InProcess(loaded.model, loaded.info, self.config, block_size, num_blocks, drafter, held)
+    def system(self, loaded: LoadedModel, held: Held | None = None) -> InProcess:
+        """A scheduler and an engine with a pool of its own, or with the one that is there already."""
+        max_num_seqs = self.config.max_num_seqs
+        if held is not None and held.head is not None:
+            drafter: Drafter | None = head_drafter(held.head, max_num_seqs, DraftDraws(Sampler(loaded.info.eos_token_ids)))
+        else:
+            drafter = load_drafter(self.speculation, max_num_seqs, loaded)
+        pool = None if held is None else (held.kv, held.blocks)
+        return InProcess(loaded.model, loaded.info, self.config, BLOCK_SIZE, NUM_BLOCKS, drafter, pool)
 
     def generator(self, system: InProcess, prompts: list[list[int]]) -> Callable[[list[list[int]], list[int]], list[list[int]]]:
         """`generate` for `compare`. With prefix caching every prompt is prefilled once before, so that all hit."""
@@ -83,6 +83,6 @@ class Mode:
 PLAIN = tuple(Mode(*flags) for flags in product((False, True), repeat=3))
 SPECULATIVE = Mode(True, True, False, 4)
 MODES = (*PLAIN, SPECULATIVE, Mode(False, False, True, 4))
-MTP_MODES = (Mode(True, True, False, 3, "mtp"), Mode(False, False, True, 1, "mtp"))
+MTP_MODES = (Mode(True, True, False, 3, "mtp"), Mode(False, False, True, 1, "mtp"), Mode(True, True, False, 3, "mtp", ranks=2))
 SPREAD = (Mode(False, False, False, ranks=2), Mode(True, True, False, 4, ranks=2), Mode(True, True, False, ranks=4))
 """For the small models, beside MODES."""

@@ -100,7 +100,7 @@ def main() -> int:
     tell(f"{len(prompts)} prompts of {min(lengths)} to {max(lengths)} tokens; transformers generates {args.tokens} tokens each")
     expected = expected_outputs(path, prompts, args.tokens)
     source, kernels = open_model(args.model), TorchKernels()
-    loaded = LoadedModel(load_model(source, kernels), source.info, source, kernels)
+    loaded = LoadedModel(load_model(source, kernels), source.info, source, kernels, kernels)
     results = {}
     for mode in MODES:
         result = results[mode.label] = run_mode(mode, loaded, prompts, expected)

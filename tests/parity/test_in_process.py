@@ -23,7 +23,7 @@ def expected(prompt: list[int], count: int) -> list[int]:
 def test_outputs_and_cached_tokens(mode: Mode) -> None:
     model = DeterministicLM(deterministic_config(VOCAB, 256))
     info = ModelInfo("m", "Deterministic", VOCAB, 256, (), None, "t", "w")
-    system = mode.system(LoadedModel(model, info, None, TorchKernels()))
+    system = mode.system(LoadedModel(model, info, None, TorchKernels(), TorchKernels()))
     counts = [20, 3, 1, 17]
     for _ in range(2):
         assert system.generate(PROMPTS, counts) == [expected(*each) for each in zip(PROMPTS, counts, strict=True)]

@@ -1,6 +1,8 @@
 """From configuration to engine: what is refused, and what a worker then says of itself."""
 
+import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from model_worker.weights.hugging_face_config import HuggingFaceConfig
 from services.cli.up_config import UpConfig
 from services.worker.config import ExpertParallelConfig, SpeculationConfig, WorkerConfig
 from services.worker.loading import load_engine, load_part
+from services.worker.rank_processes import RankProcesses
 from tessera.values.config import ConfigError
 from tessera.values.known_models import ModelNotFound
 from tests.parity.eagle_reference import EagleReference
@@ -47,10 +50,6 @@ CONFIG = WorkerConfig(model="deterministic", kv_cache_bytes=1 << 16, threads=1)
         ),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size must be from 1 to 64, got 0"),
         ({"tensor_parallel_size": 65}, "tensor_parallel_size must be from 1 to 64, got 65"),
-        (
-            {"tensor_parallel_size": 2, "speculation": SpeculationConfig(2, "mtp")},
-            "proposer mtp is only for tensor_parallel_size 1, got 2: use ngram or draft_model",
-        ),
         (
             {
                 "experts": ExpertParallelConfig(2, 0, "127.0.0.1:1"),
@@ -159,6 +158,26 @@ def test_the_pool_has_room_for_what_the_model_s_own_layers_keep_for_drafts(tmp_p
     assert engine.description.geometry.bytes_per_token == (3 + 1) * 2 * 2 * 16 * 4
     assert engine.description.geometry.kv_format == "torch/f32+drafts:torch/f32/1x2x16"
     assert not engine._kv.paired.block(engine._kv.null_block).any(), "trying out leaves no trace"
+
+
+def test_every_rank_has_its_part_of_the_layers_that_draft(tmp_path: Path, run_async: Callable[..., Any]) -> None:
+    """Trying out the kernels runs a pass of the model and of these layers, on both ranks."""
+    config = tiny_configs()["Glm4MoeForCausalLM"][0]
+    save_layers([MtpReference(save_random(config, tmp_path))], tmp_path)
+    speculation = SpeculationConfig(num_speculative_tokens=2, proposer="mtp")
+    worker = replace(CONFIG, model=str(tmp_path), speculation=speculation, batch_invariant=True, tensor_parallel_size=2)
+
+    async def scenario() -> None:
+        ranks = RankProcesses(worker)
+        await ranks.start()
+        try:
+            engine = await asyncio.to_thread(load_engine, worker, ranks)
+            assert engine.description.geometry.bytes_per_token == (3 + 1) * 2 * 2 * 16 * 4
+            assert engine._kv.paired.num_kv_heads == 1
+        finally:
+            await ranks.stop()
+
+    run_async(scenario())
 
 
 @pytest.mark.parametrize("model", ["deterministic", "SmolLM2-135M-Instruct"])
