@@ -1,6 +1,7 @@
 """Which part of a dimension a rank holds: every element is somebody's, and heads that cannot be spread are refused with their numbers."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from model_worker.group import ALONE, Alone
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.layers.linear import RowLinear
 from model_worker.layers.share import HeadsDoNotDivide, Share, head_share, kv_head_share
+from model_worker.models.registry import build_model
+from model_worker.weights.hugging_face_config import HuggingFaceConfig
+from tests.parity.tiny_models import tiny_configs
 
 
 @dataclass
@@ -54,6 +58,32 @@ def test_heads_that_cannot_be_spread_are_refused_with_their_numbers() -> None:
     with pytest.raises(HeadsDoNotDivide, match=r"tensor_parallel_size is 4, .* the model's 6 KV heads"):
         kv_head_share(6, OneOf(0, 4))
     assert kv_head_share(2, OneOf(5, 8)) == Share(1, 2, 2)
+
+
+REPLICATED = ("norm", ".gate.", ".router.", "q_a_proj", "kv_a_proj", ".indexer.")
+"""Of weights that every rank holds: small beside the others, or what makes what every rank keeps."""
+
+
+@pytest.mark.parametrize("architecture", tiny_configs())
+def test_what_is_not_replicated_is_held_once_and_covered_without_a_gap(architecture: str, tmp_path: Path) -> None:
+    """Over four ranks; the two KV heads of most of these shapes are held by two each."""
+    theirs = tiny_configs()[architecture][0]
+    theirs.architectures = [architecture]
+    theirs.save_pretrained(tmp_path)
+    config = HuggingFaceConfig(tmp_path).model_config()
+    spread = [build_model(config, TorchKernels(group)).slots() for group in ranks(4)]
+    copies = 4 // config.num_kv_heads if config.num_kv_heads < 4 else 1
+    for name, whole in build_model(config, TorchKernels()).slots().items():
+        assert all(slots[name].shape == whole.shape for slots in spread), name
+        parts = sorted((slots[name].start, slots[name].stop) for slots in spread if slots[name].view.numel())
+        size = whole.shape[next(slots[name].dim for slots in spread)]
+        if any(word in name for word in REPLICATED):
+            assert parts == [(0, size)] * 4, name
+            continue
+        times = copies if ".k_proj." in name or ".v_proj." in name else 1
+        distinct = sorted(set(parts))
+        assert parts == sorted(distinct * times), name
+        assert [start for start, _ in distinct] + [size] == [0] + [stop for _, stop in distinct], name
 
 
 def test_the_bias_of_a_sum_over_ranks_is_added_once() -> None:
