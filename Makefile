@@ -122,7 +122,7 @@ bench-sampling: setup ## Measure what sampling costs per step, 256 rows of 128,0
 	@$(BIN)/python tests/benchmarks/sampling.py $(ARGS)
 
 .PHONY: bench-speculation
-bench-speculation: setup ## Measure what prompt lookup brings for summaries and edits of code (minutes; ARGS=--help; ends with a JSON line)
+bench-speculation: setup ## Measure what speculation brings, and what its heads learn (minutes; ARGS=--help; ends with a JSON line)
 	@$(BIN)/python -m tests.benchmarks.speculation $(ARGS)
 
 .PHONY: soak-blocks

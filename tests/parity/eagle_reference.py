@@ -28,6 +28,7 @@ class EagleReference(nn.Module):
         self._lent = [model]  # not a part of this module
         shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}
         self.config = LlamaConfig(hidden_size=size, vocab_size=model.config.vocab_size, max_position_embeddings=256, **shape)
+        self.config._attn_implementation = "sdpa"  # causal without a mask
         self.rotary = LlamaRotaryEmbedding(self.config)
         self.layer = LlamaDecoderLayer(self.config, 0)
         self.fc = nn.Linear((len(taps) or 2) * size, size, bias=bool(options.get("bias", False)))

@@ -44,12 +44,14 @@ def drafts_in_plain_torch(layers: Sequence[HeadReference], ids: list[int], count
 
 @torch.no_grad()
 def own_output(model: PreTrainedModel, count: int, length: int) -> Tensor:
-    """`count` sequences that the model draws at temperature 1 behind one random token each, int64 `[count, length]`."""
+    """`count` sequences of the model behind three random tokens each, half of them greedy, half drawn at temperature 1, int64 `[count, length]`."""
     generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(model.config.vocab_size, (count, 1), generator=generator)
+    ids = torch.randint(model.config.vocab_size, (count, 3), generator=generator)
+    is_greedy = torch.arange(count).unsqueeze(1) % 2 == 0
     while ids.shape[1] < length:
-        probabilities = model(ids, use_cache=False).logits[:, -1].softmax(dim=-1)
-        ids = torch.cat((ids, torch.multinomial(probabilities, 1, generator=generator)), dim=1)
+        logits = model(ids, use_cache=False).logits[:, -1]
+        drawn = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
+        ids = torch.cat((ids, torch.where(is_greedy, logits.argmax(dim=-1, keepdim=True), drawn)), dim=1)
     return ids
 
 
@@ -57,9 +59,7 @@ def train(head: HeadReference, model: PreTrainedModel, sequences: Tensor, rounds
     """Teach the head to say what the model says one token further on, by the cross entropy of the two. The losses."""
     assert isinstance(head, torch.nn.Module)
     with torch.no_grad():
-        wanted = model(sequences[:, 1:-1], use_cache=False).logits.softmax(dim=-1)
-        if sequences.shape[1] > 2:
-            wanted = model(sequences, use_cache=False).logits[:, 1:].softmax(dim=-1)
+        wanted = model(sequences, use_cache=False).logits[:, 1:].softmax(dim=-1)
     for values in model.parameters():
         values.requires_grad_(False)
     optimizer = torch.optim.Adam(head.parameters(), lr=rate)
@@ -73,5 +73,5 @@ def train(head: HeadReference, model: PreTrainedModel, sequences: Tensor, rounds
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses

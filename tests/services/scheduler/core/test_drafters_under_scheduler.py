@@ -104,8 +104,17 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("mode", ["swap", "recompute"])
-@pytest.mark.parametrize("worker", [MtpWorker, EagleWorker, ItselfWorker, SmallerWorker])
+@pytest.mark.parametrize(
+    ("worker", "mode"),
+    [
+        (MtpWorker, "swap"),
+        (MtpWorker, "recompute"),
+        (ItselfWorker, "swap"),
+        (ItselfWorker, "recompute"),
+        (EagleWorker, "swap"),
+        (SmallerWorker, "recompute"),
+    ],
+)
 def test_every_request_has_the_tokens_it_has_alone_whoever_drafts(worker: type[LlamaWorker], mode: str) -> None:
     memory, kernels, seen = Memory(), InvariantKernels(), Counter[str]()
     life_class = type("OneLife", (LlamaLife,), {"base": worker})
