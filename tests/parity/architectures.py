@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedConfig
 
 from model_worker.kernels.torch_backend import TorchKernels
@@ -14,7 +15,8 @@ from model_worker.weights.open_model import load_model, load_mtp_head, open_mode
 from services.worker.drafter import LoadedModel
 from tests.parity.checked_model import CheckedModel
 from tests.parity.compare import Differences, compare
-from tests.parity.mode import MTP_MODES, Mode
+from tests.parity.eagle_reference import EagleReference
+from tests.parity.mode import MTP_MODES, Mode, drafter_modes
 from tests.parity.mtp_reference import MtpReference, save_layers
 from tests.parity.rank_threads import RankThreads
 from tests.parity.reference import Reference
@@ -49,11 +51,15 @@ def tiny_prompts() -> list[list[int]]:
 
 
 def check_shape(config: PreTrainedConfig, directory: Path, modes: Sequence[Mode]) -> ArchitectureResult:
-    """One shape, saved to `directory`, loaded by transformers and by us; also with drafts of the model's own layers if it has any."""
+    """One shape, saved to `directory`, loaded by transformers and by us; also with drafts of the model's own layers if it has any, and a Llama with
+    those of a draft model and of an EAGLE head."""
     model = save_random(config, directory)
     if getattr(config, "num_nextn_predict_layers", 0):
         save_layers([MtpReference(model)], directory)
         modes = [*modes, *MTP_MODES]
+    if config.model_type == "llama":
+        EagleReference(model, (0, 1, 2), torch.arange(0, VOCAB_SIZE, 2)).save(directory / "head")
+        modes = [*modes, *drafter_modes(str(directory), str(directory / "head"))]
     return check_source(open_model(str(directory)), Reference(directory), modes)
 
 

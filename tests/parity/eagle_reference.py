@@ -27,7 +27,8 @@ class EagleReference(nn.Module):
         self.taps, self.token_ids, self.options = taps, token_ids, options
         self._lent = [model]  # not a part of this module
         shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}
-        self.config = LlamaConfig(hidden_size=size, vocab_size=model.config.vocab_size, max_position_embeddings=256, **shape)
+        shape |= {"rms_norm_eps": model.config.rms_norm_eps, "max_position_embeddings": model.config.max_position_embeddings}
+        self.config = LlamaConfig(hidden_size=size, vocab_size=model.config.vocab_size, **shape)
         self.config._attn_implementation = "sdpa"  # causal without a mask
         self.rotary = LlamaRotaryEmbedding(self.config)
         self.layer = LlamaDecoderLayer(self.config, 0)

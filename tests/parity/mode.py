@@ -86,3 +86,8 @@ MODES = (*PLAIN, SPECULATIVE, Mode(False, False, True, 4))
 MTP_MODES = (Mode(True, True, False, 3, "mtp"), Mode(False, False, True, 1, "mtp"), Mode(True, True, False, 3, "mtp", ranks=2))
 SPREAD = (Mode(False, False, False, ranks=2), Mode(True, True, False, 4, ranks=2), Mode(True, True, False, ranks=4))
 """For the small models, beside MODES."""
+
+
+def drafter_modes(model: str, head: str) -> tuple[Mode, ...]:
+    """With drafts of `model` itself, nearly all of them right, and of the EAGLE head in the directory `head`, which knows nothing."""
+    return Mode(True, True, False, 3, "draft_model", draft_model=model), Mode(True, False, False, 3, "eagle", draft_model=head)

@@ -29,6 +29,11 @@ class Reference:
         self._model = _from_directory(path) if path.is_dir() else _from_gguf(path)
         self._model.eval()
 
+    @property
+    def model(self) -> PreTrainedModel:
+        """transformers' own."""
+        return self._model
+
     @torch.inference_mode()
     def greedy(self, prompt: list[int], max_tokens: int) -> Expected:
         """`max_tokens` tokens after `prompt`, EOS ignored."""

@@ -20,6 +20,6 @@ def test_three_prompts_in_every_mode() -> None:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     line = json.loads(result.stdout.splitlines()[-1])
-    assert (line["prompts"], line["tokens"], line["mismatches"], len(line["modes"])) == (3, 36, 0, 10)
+    assert (line["prompts"], line["tokens"], line["mismatches"], len(line["modes"])) == (3, 36, 0, 12)
     assert line["drawn_differences"] == 0
     assert 0.0 < line["architectures"]["Qwen3ForCausalLM"] <= LOGIT_TOLERANCE
