@@ -35,7 +35,7 @@ class UpConfig:
         if self.start_timeout_s <= 0:
             raise ConfigError(f"start_timeout_s must be positive, got {self.start_timeout_s}")
         self.speculation.check_invariance(self.batch_invariant)
-        check_ranks(self.tensor_parallel_size, self.speculation)
+        check_ranks(self.tensor_parallel_size)
         if self.once and not self.prompt:
             raise ConfigError("once ends after the answer, so it needs a prompt")
         if self.speculation.num_speculative_tokens > DRAFTS_MAX:

@@ -12,9 +12,6 @@ PROPOSERS = ("ngram", "mtp", "draft_model", "eagle")
 WITH_FILES = ("draft_model", "eagle")
 """Proposers that come from files of their own."""
 
-WITH_SHARED_EXPERTS = ("ngram", "draft_model")
-"""Proposers for workers that share the experts of a model: each drafts when it likes. The layers of the others need all workers at once."""
-
 VERIFICATIONS = ("coupled", "rejection")
 """Which drafts stand: `coupled` those that are what the model draws with its own noise, which changes no token; `rejection` those that rejection
 sampling accepts, which changes tokens and not their distribution."""
@@ -81,16 +78,10 @@ RANKS_MAX = 64
 """Ranks are processes of one machine; no model's heads can be spread over more for any good."""
 
 
-def check_ranks(tensor_parallel_size: int, speculation: SpeculationConfig, expert_parallel_size: int = 1) -> None:
-    """Raise ConfigError for ranks that cannot be, or cannot be drafted for."""
+def check_ranks(tensor_parallel_size: int) -> None:
+    """Raise ConfigError for ranks that cannot be."""
     if not 1 <= tensor_parallel_size <= RANKS_MAX:
         raise ConfigError(f"tensor_parallel_size must be from 1 to {RANKS_MAX}, got {tensor_parallel_size}")
-    drafts = speculation.num_speculative_tokens > 0
-    if expert_parallel_size > 1 and drafts and speculation.proposer not in WITH_SHARED_EXPERTS:
-        raise ConfigError(
-            f"proposer {speculation.proposer} is only for expert_parallel_size 1, got {expert_parallel_size}: "
-            f"use {' or '.join(WITH_SHARED_EXPERTS)}"
-        )
 
 
 THREADS_MAX = 1024
@@ -140,7 +131,7 @@ class WorkerConfig:
                 f"threads must be at most {THREADS_MAX}, got {self.threads}: more than cores only makes a batch slower"
             )
         check_minimums(self, {**dict.fromkeys(names, 1), "drain_grace_s": 0, "swap_bytes": 0})
-        check_ranks(self.tensor_parallel_size, self.speculation, self.experts.expert_parallel_size)
+        check_ranks(self.tensor_parallel_size)
         if self.block_size != 1 and self.block_size % 16:
             raise ConfigError(f"block_size must be 1 or a multiple of 16, got {self.block_size}")
         self.speculation.check_invariance(self.batch_invariant)

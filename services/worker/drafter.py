@@ -30,8 +30,8 @@ from tessera.values.model import ModelInfo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """The model that is served, or a rank's part of it, with the files that it is from (None: it is from none), the kernels that it runs on, and
-    those for what one rank runs alone: the same where there is no other."""
+    """The model that is served, or a rank's part of it, with the files that it is from (None: it is from none). For whoever drafts for it: the
+    kernels of what all ranks of this worker run, and of what one rank runs alone."""
 
     model: CausalLM
     info: ModelInfo

@@ -145,9 +145,8 @@ def load_part(config: WorkerConfig, group: Group, peers: Group = ALONE) -> Loade
     if config.batch_invariant:
         ask_mkl_for_invariance()
     backend = InvariantKernels if config.batch_invariant else TorchKernels
-    kernels = backend(group, peers)
-    kernels_alone = kernels if group.size == peers.size == 1 else backend()
-    return LoadedModel(load_model(source, kernels), source.info, source, kernels, kernels_alone)
+    model = load_model(source, backend(group, peers))
+    return LoadedModel(model, source.info, source, backend(group), backend())
 
 
 def part_pool(

@@ -27,6 +27,8 @@ from model_worker.weights.model_source import ModelSource
 from model_worker.weights.open_model import load_model, open_model
 from services.scheduler.core.admission import Admitted
 from services.scheduler.core.scheduler import Scheduler
+from services.worker.config import SpeculationConfig
+from services.worker.drafter import LoadedModel, load_drafter
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.config import Config
 from tessera.values.identity import Epoch, new_instance_id, new_request_id
@@ -34,6 +36,7 @@ from tessera.values.model import WorkerDescription, WorkerLimits
 from tessera.values.request import Submission
 from tessera.values.sampling import SamplingParams
 from tests.parity.in_process import InProcess
+from tests.parity.mtp_reference import MtpReference, save_layers
 from tests.parity.rank_threads import RankThreads
 from tests.parity.tiny_models import save_random, tiny_configs
 
@@ -108,21 +111,23 @@ def test_every_token_gets_the_sum_over_all_workers_in_chunks_of_any_size(counts:
 
 
 class LockstepPair:
-    """One scheduler with two workers in lockstep, each with half of the experts."""
+    """One scheduler with two workers in lockstep, each with half of the experts. With `num_drafts` each has the layers that draft whole."""
 
-    def __init__(self, source: ModelSource) -> None:
+    def __init__(self, source: ModelSource, num_drafts: int = 0) -> None:
         self.groups = peer_groups(2)
         self.kernels = [TorchKernels(peers=group) for group in self.groups]
-        models: list[CausalLM] = [
-            LockstepModel(load_model(source, kernels), group) for kernels, group in zip(self.kernels, self.groups, strict=True)
-        ]
-        config = Config(lockstep=True, worker_choice="round_robin", **LIMITS)
+        parts = [load_model(source, kernels) for kernels in self.kernels]
+        models: list[CausalLM] = [LockstepModel(*pair) for pair in zip(parts, self.groups, strict=True)]
+        config = Config(lockstep=True, worker_choice="round_robin", num_speculative_tokens=num_drafts, **LIMITS)
         self.scheduler = Scheduler(config, Epoch(1, new_instance_id()))
         self.engines: dict[str, Engine] = {}
-        for name, model in zip("ab", models, strict=True):
-            kv = KVPool.of_shape(model.config.kv_shape, 60, 4)
-            limits = WorkerLimits(config.max_num_seqs, config.max_num_batched_tokens)
-            self.engines[name] = Engine(model, kv, WorkerDescription(new_instance_id(), source.info, kv.geometry, limits))
+        for name, part, model in zip("ab", parts, models, strict=True):
+            loaded = LoadedModel(part, source.info, source, TorchKernels(), TorchKernels())
+            drafter = load_drafter(SpeculationConfig(num_drafts, "mtp"), config.max_num_seqs, loaded)
+            kv = KVPool.of_shape(model.config.kv_shape, 60, 4, paired=drafter.kv_shape if drafter else None)
+            limits = WorkerLimits(config.max_num_seqs, config.max_num_batched_tokens, num_speculative_tokens=num_drafts)
+            description = WorkerDescription(new_instance_id(), source.info, kv.geometry, limits)
+            self.engines[name] = Engine(model, kv, description, drafter.proposer(kv) if drafter else None)
             self.scheduler.attach_worker(name, self.engines[name].report(1), 0)
         self.now_us = 0
         self.num_dummies = 0
@@ -167,6 +172,16 @@ def test_two_workers_that_share_experts_give_the_tokens_of_one(architecture: str
     whole = InProcess(load_model(source, TorchKernels()), source.info, Config(**LIMITS), 4, 60)
     assert pair.outputs() == whole.generate(PROMPTS, TOKENS)
     assert pair.num_dummies > 0
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
+def test_workers_that_share_experts_draft_each_for_itself(architecture: str, tmp_path: Path) -> None:
+    save_layers([MtpReference(save_random(tiny_configs()[architecture][0], tmp_path))], tmp_path)
+    source = open_model(str(tmp_path))
+    pair = LockstepPair(source, num_drafts=2)
+    whole = InProcess(load_model(source, TorchKernels()), source.info, Config(**LIMITS), 4, 60)
+    assert pair.outputs() == whole.generate(PROMPTS, TOKENS)
+    assert pair.scheduler.spec_stats.num_drafts > 10
 
 
 def test_ranks_and_workers_share_experts_at_once(tmp_path: Path) -> None:

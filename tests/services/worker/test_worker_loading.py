@@ -50,13 +50,6 @@ CONFIG = WorkerConfig(model="deterministic", kv_cache_bytes=1 << 16, threads=1)
         ),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size must be from 1 to 64, got 0"),
         ({"tensor_parallel_size": 65}, "tensor_parallel_size must be from 1 to 64, got 65"),
-        (
-            {
-                "experts": ExpertParallelConfig(2, 0, "127.0.0.1:1"),
-                "speculation": SpeculationConfig(2, "mtp"),
-            },
-            "proposer mtp is only for expert_parallel_size 1, got 2: use ngram or draft_model",
-        ),
         ({"threads": 0}, "threads must be at least 1"),
         ({"max_model_len": 0}, "max_model_len must be at least 1"),
         ({"heartbeat_ms": 0}, "heartbeat_ms must be at least 1"),
