@@ -5,7 +5,7 @@ from enum import Enum
 from gateway.delta import Delta
 from tessera.values.finish import FinishReason
 from tests.simulation.gateway_actor import Refusal, Resume, SimGateway
-from tests.simulation.workload import Answer, Ask, text_of
+from tests.simulation.workload import Answer, Ask, num_untold, text_of
 from tests.simulation.world import Actor, End, Violation, World
 
 PING = 500_000
@@ -42,6 +42,7 @@ class SimClient(Actor):
         self._may_detach = may_detach
         self._must_be_whole = True
         self.is_done = False
+        self.num_untold = 0  # tokens without the log-probabilities that were asked for
 
     def start(self) -> None:
         """Ask, or ask on."""
@@ -116,6 +117,10 @@ class SimClient(Actor):
         answer.text += delta.text
         if answer.token_ids != expected.token_ids[: len(answer.token_ids)]:
             raise Violation(f"{self.name}: got {answer.token_ids}, an undisturbed run gives {expected.token_ids}")
+        untold = num_untold(self._ask, answer.token_ids, delta)
+        if untold is None:
+            raise Violation(f"{self.name}: the log-probabilities of tokens from {delta.token_offset} on are others'")
+        self.num_untold += untold
         is_aborted = delta.finish is not None and delta.finish.reason is FinishReason.ABORTED
         shown = (
             text_of(answer.token_ids) if is_aborted else expected.text

@@ -11,7 +11,7 @@ from tests.simulation.plans import draw_faults
 from tests.simulation.scheduler_actor import SimScheduler
 from tests.simulation.store_actor import SimStore
 from tests.simulation.worker_actor import SimWorker
-from tests.simulation.workload import draw_ask, draw_prompts, expected_answer, model_output
+from tests.simulation.workload import draw_ask, draw_prompts, expected_answer, model_output, with_logprobs
 from tests.simulation.world import Violation, World
 
 SECOND = 1_000_000
@@ -49,13 +49,15 @@ class Outcome:
     num_takeovers: int
     num_recomputed: int
     num_swap_outs: int
+    num_untold: int
     transcript: list[str]
 
 
 class System:
-    """Built from a seed, with the faults of a plan. `swaps`: who has to make room is swapped out."""
+    """Built from a seed, with the faults of a plan. `swaps`: who has to make room is swapped out. `logprobs`: clients ask for
+    log-probabilities."""
 
-    def __init__(self, seed: int, plan: str, is_traced: bool = False, swaps: bool = False) -> None:
+    def __init__(self, seed: int, plan: str, is_traced: bool = False, swaps: bool = False, logprobs: bool = False) -> None:
         self.world = World(seed, is_traced)
         rng = self.world.rng
         self.faults = draw_faults(rng, plan, FAULTS_BEGIN)
@@ -84,6 +86,8 @@ class System:
         )
         for number in range(rng.randint(8, 20)):
             ask = draw_ask(rng, number, beginnings)
+            if logprobs:
+                ask = with_logprobs(ask, number)
             expected = expected_answer(ask, num_blocks * 4)
             self.oracle.expects(ask.client_request_id, model_output(ask, num_blocks * 4)[0])
             client = SimClient(self.world, ask, expected, rng.choice(manners), self.gateways, may_detach=detach_grace_ms > 0)
@@ -147,9 +151,9 @@ class System:
             raise Violation(f"{complaint}: {self.leftovers()}, waiting: {waiting}")
 
 
-def simulate(seed: int, plan: str, is_traced: bool = False, swaps: bool = False) -> Outcome:
+def simulate(seed: int, plan: str, is_traced: bool = False, swaps: bool = False, logprobs: bool = False) -> Outcome:
     """One run from its seed to its rest."""
-    system = System(seed, plan, is_traced, swaps)
+    system = System(seed, plan, is_traced, swaps, logprobs)
     failure = None
     try:
         with session_clock(system.world):
@@ -167,6 +171,7 @@ def simulate(seed: int, plan: str, is_traced: bool = False, swaps: bool = False)
         num_takeovers=system.oracle.num_takeovers,
         num_recomputed=system.oracle.num_recomputed,
         num_swap_outs=sum(worker.machine.num_swap_outs for worker in system.workers),
+        num_untold=sum(client.num_untold for client in system.clients),
         transcript=world.transcript or [],
     )
 

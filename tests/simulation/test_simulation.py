@@ -42,6 +42,14 @@ def test_nothing_is_lost_though_blocks_are_swapped() -> None:
     assert sum(outcome.num_swap_outs for outcome in outcomes) > 20
 
 
+@pytest.mark.parametrize("faults", ["scheduler", "worker", "gateway", "all"])
+def test_every_token_keeps_its_log_probabilities(faults: str) -> None:
+    for seed in range(8):
+        outcome = simulate(seed, faults, swaps=seed % 2 == 0, logprobs=True)
+        assert outcome.failure is None, f"{outcome.failure}\n{replay_line(seed, faults, seed % 2 == 0, True)}"
+        assert outcome.num_untold == 0, replay_line(seed, faults, seed % 2 == 0, True)
+
+
 @pytest.mark.parametrize(("faults", "seed"), KEPT)
 def test_what_failed_once_holds(faults: str, seed: int) -> None:
     assert_holds(simulate(seed, faults), faults)

@@ -2,15 +2,19 @@
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
+from gateway.delta import Delta
 from gateway.output_stream import OutputStream
 from tessera.values.finish import Finish
+from tessera.values.logprobs import joined_logprobs, no_logprobs
 from tessera.values.request import DetokenizeOptions, RequestOutput, Submission
 from tessera.values.sampling import SamplingParams
-from tests.services.scheduler.core.fake_worker import MODEL, reference_output
+from tests.services.scheduler.core.fake_logprobs import expected_logprobs
+from tests.services.scheduler.core.fake_worker import MODEL, prefix_digests, reference_output
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345é☃ 678"
 
@@ -84,6 +88,35 @@ def expected_answer(ask: Ask, pool_tokens: int) -> Answer:
         if answer.finish is not None:
             break
     return answer
+
+
+LOGPROBS: tuple[dict[str, Any], ...] = (
+    {"logprobs": 1, "prompt_logprobs": 0},
+    {},
+    {"logprob_token_ids": (3, 60)},
+    {"prompt_logprobs": 2},
+)
+
+
+def with_logprobs(ask: Ask, number: int) -> Ask:
+    """Most ask for some, in one way or another."""
+    return replace(ask, sampling=replace(ask.sampling, **LOGPROBS[number % len(LOGPROBS)]))
+
+
+def num_untold(ask: Ask, token_ids: list[int], delta: Delta) -> int | None:
+    """How many tokens of a delta, the last of an answer with these tokens so far, have no log-probabilities and should, those of the prompt
+    counting as one; None where they have others than their own."""
+    submission = ask.submission(bytes(16))
+    output, prompt = expected_logprobs(submission, token_ids, prefix_digests([*ask.prompt, *token_ids]))
+    found = delta.logprobs or no_logprobs(len(delta.token_ids))
+    pairs = list(zip(found.split([1] * len(found)), output[delta.token_offset :], strict=True))
+    if delta.prompt_logprobs is not None:
+        pairs.append((delta.prompt_logprobs, joined_logprobs([no_logprobs(0), *prompt])))
+    elif submission.sampling.prompt_logprobs is not None and delta.token_ids and not delta.token_offset:
+        pairs.append((no_logprobs(0), no_logprobs(1)))
+    missing = [mine != right and not mine.counts.any() for mine, right in pairs]
+    is_own = all(mine == right or is_missing for (mine, right), is_missing in zip(pairs, missing, strict=True))
+    return sum(missing) if is_own else None
 
 
 def draw_prompts(rng: random.Random) -> list[list[int]]:
