@@ -139,12 +139,10 @@ def test_every_request_has_the_tokens_it_has_alone_whoever_drafts(worker: type[L
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 def test_rejection_sampling_goes_through_the_same_lives(mode: str) -> None:
-    memory, kernels, seen = Memory(), InvariantKernels(), Counter[str]()
-    for seed in range(2):
-        life = RejectingLife(seed, mode, kernels, memory, num_drafts=2)
-        life.live()
-        life.check()
-        stats = life.rig.scheduler.spec_stats
-        seen += Counter(drafts=stats.num_drafts, accepted=stats.num_accepted)
+    memory = Memory()
+    life = RejectingLife(1, mode, InvariantKernels(), memory, num_drafts=2)
+    life.live()
+    life.check()
+    stats = life.rig.scheduler.spec_stats
     assert memory.contradictions == 0
-    assert min(seen["accepted"], seen["drafts"] - seen["accepted"]) > 0, seen
+    assert 0 < stats.num_accepted < stats.num_drafts
