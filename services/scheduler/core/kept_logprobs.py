@@ -12,13 +12,14 @@ class KeptLogprobs:
     behind all of them, however many are read. Whose tokens these are cuts them where it cuts its tokens.
     """
 
-    __slots__ = ("_ends", "_logprobs", "_ranks", "_token_ids")
+    __slots__ = ("_ends", "_last", "_logprobs", "_ranks", "_token_ids")
 
     def __init__(self) -> None:
         self._ends = array("i")  # by token: where its entries end
         self._ranks = array("i")
         self._token_ids = array("i")
         self._logprobs = array("f")
+        self._last = no_logprobs(0)  # of the tokens put last: a step reads what it has just put
 
     def __len__(self) -> int:
         """How many tokens it tells of; those behind have no entries."""
@@ -41,6 +42,7 @@ class KeptLogprobs:
         self._ranks.frombytes(logprobs.ranks.astype(np.intc, copy=False).tobytes())
         self._token_ids.frombytes(logprobs.token_ids.astype(np.intc, copy=False).tobytes())
         self._logprobs.frombytes(logprobs.logprobs.astype(np.float32, copy=False).tobytes())
+        self._last = logprobs
 
     def cut(self, num_tokens: int) -> None:
         """Forget the tokens from `num_tokens` on."""
@@ -48,9 +50,12 @@ class KeptLogprobs:
             end = self._end(num_tokens)
             del self._token_ids[end:], self._logprobs[end:]
             del self._ends[num_tokens:], self._ranks[num_tokens:]
+            self._last = no_logprobs(0)
 
     def read(self, first: int, end: int) -> Logprobs:
-        """Of the tokens `[first, end)`, copied."""
+        """Of the tokens `[first, end)`, not to be changed."""
+        if end == len(self) and len(self._last) == end - first:
+            return self._last
         stop = max(first, min(end, len(self)))
         begin = self._end(min(first, len(self)))
         if stop == first:
