@@ -77,7 +77,8 @@ def check_source(source: ModelSource, reference: Reference, modes: Sequence[Mode
     for mode in modes:
         with spread[mode.ranks, mode.proposer].held(BLOCK_SIZE, NUM_BLOCKS) as held:
             kernels = TorchKernels()
-            system = mode.system(LoadedModel(held.model, source.info, source, kernels, kernels), held=held)
+            loaded = LoadedModel(held.model, source.info, source, kernels, kernels)
+            system = mode.system(loaded, None if mode.draft_model else held)  # what is held has no room for others' KV
             checked = CheckedModel(held.model, known)
             system.watch(checked)
             differences = compare(prompts, expected, mode.generator(system, prompts))
