@@ -42,7 +42,7 @@ class RankThreads:
         kernels: Callable[[Group], Kernels] = TorchKernels,
         build_head: Callable[[Kernels, CausalLM], DraftHead] | None = None,
     ) -> None:
-        store = HashStore()
+        store = HashStore()  # of the first session; `held` has one for each
         self.groups = [GlooGroup(store, rank, size) for rank in range(size)] if size > 1 else [ALONE]
         made = [kernels(group) for group in self.groups]
         self.models = [build(each) for each in made]
@@ -60,6 +60,9 @@ class RankThreads:
         if not groups:
             yield Held(self.models[0], pools[0], blocks[0], self.heads[0])
             return
+        store = HashStore()  # in an old one they would find each other's old addresses
+        for group in groups:
+            group._store = store
         pipes = [multiprocessing.Pipe() for _ in groups[1:]]
         shards = [
             Shard(*parts) for parts in zip(self.models[1:], pools[1:], blocks[1:], groups[1:], self.heads[1:], strict=True)
