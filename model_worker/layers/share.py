@@ -54,7 +54,7 @@ def head_share(num_heads: int, group: Group) -> Share:
     """The query heads of a rank. Raises HeadsDoNotDivide."""
     if num_heads % group.size:
         raise HeadsDoNotDivide(
-            f"tensor_parallel_size is {group.size}, which does not divide the model's {num_heads} attention heads"
+            f"tensor_parallel_size is {group.size}, which does not divide the model's {num_heads} attention heads: use {_divisors(num_heads)}"
         )
     return Share.of_rank(num_heads, group)
 
@@ -68,3 +68,8 @@ def kv_head_share(num_kv_heads: int, group: Group) -> Share:
         )
     start = num_kv_heads * group.rank // group.size
     return Share(start, start + max(1, num_kv_heads // group.size), num_kv_heads)
+
+
+def _divisors(count: int) -> str:
+    divisors = [str(size) for size in range(1, count + 1) if count % size == 0]
+    return f"{', '.join(divisors[:-1])} or {divisors[-1]}" if len(divisors) > 1 else divisors[0]

@@ -26,6 +26,13 @@ class ConfigValues:
         value = self._values.get(key)
         return default if value is None else value
 
+    def count(self, key: str, default: int | None = None) -> int:
+        """A number of things of which there must be one. Raises as `number` does, and for less."""
+        number = self.number(key, int, default)
+        if number < 1:
+            raise ModelFileDamaged(f"{self.path}: {self._prefix}{key} is {number}, it must be at least 1")
+        return number
+
     def number(self, key: str, kind: type[T], default: T | None = None) -> T:
         """Raises ModelFileDamaged for what is no number, or missing without a default."""
         value = self.get(key, default)

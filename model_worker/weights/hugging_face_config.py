@@ -40,18 +40,23 @@ class HuggingFaceConfig:
         rope = rope_config(config, ROPE_DEFAULTS.get(architecture, LLAMA_DEFAULTS))
         if architecture not in PARTIAL_ROTARY:
             config.require("partial_rotary_factor", rope.partial_factor, 1.0)
-        hidden_size, num_heads = config.number("hidden_size", int), config.number("num_attention_heads", int)
-        head_dim = config.number("head_dim", int, hidden_size // num_heads)
+        hidden_size, num_heads = config.count("hidden_size"), config.count("num_attention_heads")
+        head_dim = config.count("head_dim", hidden_size // num_heads)
+        num_kv_heads = config.count("num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise ModelFileDamaged(
+                f"{self.path}: num_key_value_heads is {num_kv_heads}, which does not divide num_attention_heads, {num_heads}"
+            )
         shape = ModelConfig(
             architecture=architecture,
-            vocab_size=config.number("vocab_size", int),
+            vocab_size=config.count("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=config.number("intermediate_size", int),
-            num_layers=config.number("num_hidden_layers", int),
+            intermediate_size=config.count("intermediate_size"),
+            num_layers=config.count("num_hidden_layers"),
             num_heads=num_heads,
-            num_kv_heads=config.number("num_key_value_heads", int, num_heads),
+            num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_model_len=config.number("max_position_embeddings", int, 2048),
+            max_model_len=config.count("max_position_embeddings", 2048),
             rms_norm_eps=config.number("rms_norm_eps", float, 1e-6),
             rope_theta=rope.theta,
             tie_word_embeddings=config.flag("tie_word_embeddings"),
@@ -72,8 +77,12 @@ class HuggingFaceConfig:
         return ids[0] if ids else None
 
     def _token_ids(self, key: str) -> tuple[int, ...]:
-        ids = self._generation.get(key, self._config.get(key))
-        return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+        source = self._config if self._generation.get(key) is None else self._generation
+        said = source.get(key)
+        ids = said if isinstance(said, list) else [] if said is None else [said]
+        if not all(isinstance(token, int) and token >= 0 for token in ids):
+            raise ModelFileDamaged(f"{source.path}: {key} is {said!r}, neither a token id nor a list of some")
+        return tuple(ids)
 
     def _architecture(self) -> str:
         names = self._config.get("architectures")

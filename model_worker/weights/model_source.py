@@ -65,7 +65,10 @@ def fill(
     if missing := sorted(slots.keys() - names):
         raise WeightMissing(f"{whose}: {_shown(missing)} missing from the model's files")
     if unexpected := sorted(names - slots.keys()):
-        raise WeightUnexpected(f"{whose}: {_shown(unexpected)} in the model's files, but {shape} has no such weight")
+        raise WeightUnexpected(
+            f"{whose}: {_shown(unexpected)} in the model's files, but {shape.architecture} of {shape.num_layers} layers, "
+            f"as configured, has no such weight"
+        )
     for name, slot in slots.items():
         if slot.view.numel():
             read(name, slot)

@@ -12,6 +12,9 @@ from model_worker.weights.fused_weights import Index, narrowed, part_shape
 from model_worker.weights.row_copy import copy_rows
 from model_worker.weights.tensor_files import StoredTensor, TensorFiles
 
+_SCALELESS = " without a scale"
+"""Numbers of one byte mean nothing by themselves."""
+
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -70,5 +73,7 @@ class PlainWeight:
             index = narrowed(index, len(self.tensor.shape), slot.dim, slice(slot.start, slot.stop))
         weight = files.read(self.tensor, index)
         if weight.dtype not in _DTYPES:
-            raise ModelUnsupported(f"{self.path}: {self.name} is {weight.dtype}; float32, float16 and bfloat16 can be read")
+            raise ModelUnsupported(
+                f"{self.path}: {self.name} is {weight.dtype}{_SCALELESS if weight.dtype.is_floating_point and weight.dtype.itemsize == 1 else ''}; float32, float16 and bfloat16 can be read"
+            )
         copy_rows(slot.view, weight)

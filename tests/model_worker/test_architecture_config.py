@@ -160,6 +160,11 @@ def test_every_other_layer_of_gpt_oss_slides_unless_said_otherwise(tmp_path: Pat
         (MIXTRAL | {"sliding_window": 4096}, ModelUnsupported, "sliding_window 4096"),
         (QWEN3_MOE | {"num_experts": "8"}, ModelFileDamaged, "num_experts is '8'"),
         (QWEN3_MOE | {"use_sliding_window": True}, ModelUnsupported, "use_sliding_window True"),
+        *[
+            (QWEN3_MOE | {key: value}, ModelFileDamaged, f"{key} is {value}, it must be at least 1")
+            for key, value in (("num_attention_heads", 0), ("num_hidden_layers", -1), ("max_position_embeddings", 0))
+        ],
+        (QWEN3_MOE | {"num_key_value_heads": 3}, ModelFileDamaged, "num_key_value_heads is 3, which does not divide"),
     ],
 )
 def test_what_is_missing_or_not_computed_is_named(

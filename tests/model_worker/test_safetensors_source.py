@@ -205,6 +205,13 @@ def test_a_damaged_file_is_named(directory: Path, name: str, raw: bytes) -> None
         open_model(str(directory))
 
 
+@pytest.mark.parametrize("said", ["x", -2, [1, None]])
+def test_an_end_that_is_no_token_id_is_refused(directory: Path, said: Any) -> None:
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": said}))
+    with pytest.raises(ModelFileDamaged, match=r"generation_config\.json: eos_token_id is .*, neither a token id nor a list"):
+        open_model(str(directory))
+
+
 def test_the_digest_names_content_not_place(directory: Path, tmp_path: Path) -> None:
     digest = open_model(str(directory)).info.weights_digest
     moved = Path(shutil.copytree(directory, tmp_path / "moved"))

@@ -52,7 +52,8 @@ def test_a_rank_has_the_kv_heads_of_its_query_heads(groups: int, kv_per_group: i
 
 def test_heads_that_cannot_be_spread_are_refused_with_their_numbers() -> None:
     with pytest.raises(
-        HeadsDoNotDivide, match="tensor_parallel_size is 4, which does not divide the model's 14 attention heads"
+        HeadsDoNotDivide,
+        match="tensor_parallel_size is 4, which does not divide the model's 14 attention heads: use 1, 2, 7 or 14",
     ):
         head_share(14, OneOf(0, 4))
     with pytest.raises(HeadsDoNotDivide, match=r"tensor_parallel_size is 4, .* the model's 6 KV heads"):
