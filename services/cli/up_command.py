@@ -100,26 +100,28 @@ class _System:
     async def _serve(self, supervisor: Supervisor) -> int:
         keeper = asyncio.create_task(supervisor.keep())
         try:
-            if self._config.prompt:
-                await self._ask()
+            is_answered = await self._ask() if self._config.prompt else True
             self.serving = True
             if self._config.once:
-                return 0
+                return 0 if is_answered else 1
             _say(_how_to_go_on(self._config))
             await keeper
             raise AssertionError("the supervisor keeps until it fails")
         finally:
             keeper.cancel()
 
-    async def _ask(self) -> None:
-        """Show question and answer, and how long they took. Raises TesseraError."""
+    async def _ask(self) -> bool:
+        """Show question and answer, and how long they took; whether it is a whole answer. Raises TesseraError."""
         _say(f"\n> {self._config.prompt}")
         asked_s = time.monotonic() - self._began_s
         prompt = [ChatMessage("user", self._config.prompt)]
         options = GenerateOptions(temperature=0.0, max_tokens=ANSWER_TOKENS_MAX, timeout_s=self._config.start_timeout_s)
         answer = await stream_answer(self._config.listen, prompt, options, write_piece)
         click.echo("")
-        _say(f"{summary(answer)}\nFirst token {asked_s + answer.first_token_s:.1f} s after the start.")
+        _say(summary(answer))
+        if answer.token_ids:
+            _say(f"First token {asked_s + answer.first_token_s:.1f} s after the start.")
+        return answer.is_whole
 
 
 async def _interruptible(system: _System) -> int:
