@@ -52,15 +52,22 @@ def build_config(config: type[Config], values: Mapping[str, Any]) -> Config:
     try:
         return _build(config, values)
     except ConfigError as error:
-        raise click.UsageError(_said_of_options(str(error))) from error
+        raise click.UsageError(said_of_options(str(error))) from error
 
 
-def _said_of_options(message: str) -> str:
-    """`message` with the options of the running command in place of the names of their fields: the first word, and those that are
-    certainly none of English."""
+def said_of_options(message: str) -> str:
+    """`message` with the options of the running command in place of the names of their fields: the first word, and those that are certainly none
+    of English, nor one of the values that an option may have."""
     context = click.get_current_context()
-    flags = {option.name: option.opts[0] for option in context.command.params if option.name and option.name in context.params}
-    return re.sub(r"^\w+|\w+_\w+", lambda word: flags.get(word[0], word[0]), message)
+    options = [option for option in context.command.params if option.name in context.params]
+    flags = {option.name: option.opts[0] for option in options}
+    values = {value for option in options if isinstance(option.type, click.Choice) for value in option.type.choices}
+
+    def said(word: re.Match[str]) -> str:
+        is_value = word[0] in values and word.start() > 0
+        return word[0] if is_value else flags.get(word[0], word[0])
+
+    return re.sub(r"^\w+|\w+_\w+", said, message)
 
 
 @dataclass(frozen=True, slots=True)

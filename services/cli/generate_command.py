@@ -16,7 +16,6 @@ from services.cli.up_config import DEFAULT_LISTEN
 from tessera.client import (
     ChatMessage,
     DeadlineExceeded,
-    FinishReason,
     GenerateOptions,
     InvalidArgument,
     NotFound,
@@ -101,7 +100,7 @@ def command(prompt: str, **options: Any) -> None:
     if not options["as_json"] and (told := table(answer)):
         click.echo(told, err=True)
     click.echo(summary(answer), err=True)
-    sys.exit(0 if answer.finish.reason in (FinishReason.STOP, FinishReason.LENGTH) else FAILED)
+    sys.exit(0 if answer.is_whole else FAILED)
 
 
 def _prompt(text: str, options: dict[str, Any]) -> Prompt:

@@ -7,6 +7,9 @@ from typing import Any
 from services.cli.answer import TimedAnswer
 from tessera.client import TokenLogprob, TokenLogprobs
 
+_BYTES = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
+"""What Python's surrogateescape makes of a byte -> how it is shown."""
+
 
 def table(answer: TimedAnswer) -> str:
     """A line for each token of the prompt and of the answer, as far as they were asked for; empty where none were."""
@@ -43,7 +46,8 @@ def _others(told: TokenLogprobs) -> Iterator[str]:
 
 
 def _quoted(entry: TokenLogprob) -> str:
-    return json.dumps(_text(entry), ensure_ascii=False)
+    """The text, with bytes that are a part of a character only as \\xHH, so that unlike tokens look unlike."""
+    return '"' + json.dumps(entry.text.decode(errors="surrogateescape"), ensure_ascii=False)[1:-1].translate(_BYTES) + '"'
 
 
 def _text(entry: TokenLogprob) -> str:

@@ -7,6 +7,7 @@ from typing import TypeVar
 import click
 
 from gateway.errors import GatewayError
+from services.cli.config_options import said_of_options
 from services.rpc.server import BindError
 from tessera.values.config import ConfigError
 from tessera.values.known_models import ModelError
@@ -19,5 +20,5 @@ def run_role(run: Callable[[Config], None], config: Config) -> None:
     try:
         run(config)
     except (BindError, ConfigError, GatewayError, ModelError) as error:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {said_of_options(str(error))}", err=True)
         sys.exit(1)

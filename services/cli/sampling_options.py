@@ -19,6 +19,10 @@ NUMBERS = {name: limit for name, limit in NUMBER_LIMITS.items() if name in Sampl
 LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words", "logprob_token_ids")
 
 
+TOKEN_ID = click.IntRange(0, 2**32 - 1)
+"""Whatever the message can hold: the model's own range is the server's matter."""
+
+
 class _Bias(click.ParamType[tuple[int, float]]):
     """One entry of `logit_bias`."""
 
@@ -30,7 +34,7 @@ class _Bias(click.ParamType[tuple[int, float]]):
             return value
         try:
             token_id, bias = value.split("=")
-            return int(token_id), float(bias)
+            return TOKEN_ID.convert(token_id, param, ctx), float(bias)
         except ValueError:
             self.fail(f"{value!r} is not a token id, '=' and a number", param, ctx)
 
@@ -63,7 +67,7 @@ def given_sampling(options: Mapping[str, Any]) -> GenerateOptions:
 
 
 def _ids(flag: str, name: str, help_text: str) -> Callable[[Command], Command]:
-    return click.option(flag, name, type=int, multiple=True, metavar="ID", help=help_text)
+    return click.option(flag, name, type=TOKEN_ID, multiple=True, metavar="ID", help=help_text)
 
 
 def _option(name: str, limit: Limit) -> Callable[[Command], Command]:

@@ -32,7 +32,7 @@ class SpeculationConfig:
         check_minimums(self, {"num_speculative_tokens": 0, "ngram_min": 1, "ngram_max": 1})
         check_choices(self, {"proposer": PROPOSERS, "verification": VERIFICATIONS})
         if self.proposer in WITH_FILES and not self.draft_model:
-            raise ConfigError(f"proposer {self.proposer} needs a draft_model to load")
+            raise ConfigError(f"draft_model must say what proposer {self.proposer} is to load")
         if self.draft_model and self.proposer not in WITH_FILES:
             raise ConfigError(
                 f"draft_model is given, but proposer {self.proposer} takes none: set proposer to {' or '.join(WITH_FILES)}"
@@ -50,7 +50,9 @@ class SpeculationConfig:
     def check_invariance(self, batch_invariant: bool) -> None:
         """Raise ConfigError where tokens are to depend on drafts and on nothing that happens around a request."""
         if batch_invariant and self.rejects:
-            raise ConfigError("batch_invariant and verification rejection exclude each other: tokens would depend on drafts")
+            raise ConfigError(
+                "batch_invariant and verification rejection exclude each other, since tokens would depend on drafts: use verification coupled"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
+from services.cli.answer import TimedAnswer
+from services.cli.logprob_table import table
+from tessera.client import TokenLogprob, TokenLogprobs
+from tessera.client.results import Finish, FinishReason, Timings, Usage
 from tessera.v1 import inference_pb2, inference_pb2_grpc
 
 RunAsync = Callable[..., Any]
@@ -168,6 +172,14 @@ def test_log_probabilities_follow_the_answer_for_people_and_are_in_the_json(run_
     assert told[:2] == [None, is_ | {"rank": 1, "top": [is_], "asked": []}] and "log-prob" not in err
 
 
+def test_a_part_of_a_character_is_shown_as_its_bytes() -> None:
+    parts = [TokenLogprob(token_id, -0.5, text) for token_id, text in enumerate((b"\xe8", b"\x9f\x98", "é\n".encode()))]
+    told = TokenLogprobs(parts[0], 1, tuple(parts[1:]), ())
+    finish = Finish(FinishReason.STOP, None, None, Usage(1, 1, 0), Timings(0, 0, 0, 0, 0), "")
+    shown = table(TimedAnswer("r", "", (0,), finish, 0.0, 0.0, logprobs=(told,)))
+    assert shown.endswith(r'"\xe8"  "\x9f\x98" -0.5000  "é\n" -0.5000')
+
+
 def test_a_bias_without_a_number_is_refused(run_async: RunAsync) -> None:
     status, _, err = ask(run_async, ScriptedGateway(), "x", "--logit-bias", "5")
     assert status == 2 and "'5' is not a token id, '=' and a number" in err
@@ -203,7 +215,15 @@ def test_an_answer_that_ended_with_an_error_fails(run_async: RunAsync) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value", "complaint"),
-    [("--temperature", "nan", "finite"), ("--max-tokens", "0", "between 1 and"), ("--top-p", "1.5", "between")],
+    [
+        ("--temperature", "nan", "finite"),
+        ("--max-tokens", "0", "between 1 and"),
+        ("--top-p", "1.5", "between"),
+        ("--logprob-token-id", "-1", "range"),
+        ("--stop-token-id", "4294967296", "range"),
+        ("--allowed-token-id", "-5", "range"),
+        ("--logit-bias", "-3=1", "range"),
+    ],
 )
 def test_a_value_out_of_range_is_refused_here(run_async: RunAsync, option: str, value: str, complaint: str) -> None:
     gateway = ScriptedGateway()

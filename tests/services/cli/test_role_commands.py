@@ -16,9 +16,9 @@ def tessera(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("worker", "--model", "./gone", "--listen", "127.0.0.1:0"), "model './gone' does not exist"),
-        (("worker", "--model", "deterministic", "--kv-cache-bytes", "10", "--listen", "127.0.0.1:0"), "kv_cache_bytes is 10"),
-        (("gateway", "--model", "./gone", "--scheduler", "127.0.0.1:1"), "model './gone' does not exist"),
+        (("worker", "--model", "./gone", "--listen", "127.0.0.1:0"), "--model './gone' does not exist"),
+        (("worker", "--model", "deterministic", "--kv-cache-bytes", "10", "--listen", "127.0.0.1:0"), "--kv-cache-bytes is 10"),
+        (("gateway", "--model", "./gone", "--scheduler", "127.0.0.1:1"), "--model './gone' does not exist"),
         (
             ("scheduler", "--worker", "127.0.0.1:1", "--redis", "redis://127.0.0.1:1", "--listen", "256.0.0.1:1"),
             "cannot listen",

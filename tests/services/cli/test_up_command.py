@@ -40,6 +40,14 @@ def test_a_port_in_use_is_an_error(tmp_path: Path) -> None:
         (("--start-timeout-s", "0"), "--start-timeout-s must be positive"),
         (("--once", "--prompt", ""), "--once ends after the answer, so it needs a prompt"),
         (("--num-speculative-tokens", "1000"), "--num-speculative-tokens must be at most 31, got 1000"),
+        (
+            ("--proposer", "draft_model"),
+            "--draft-model must say what proposer draft_model is to load",
+        ),
+        (
+            ("--draft-model", "x"),
+            "--draft-model is given, but proposer ngram takes none: set proposer to draft_model or eagle",
+        ),
         (("--ngram-min", "5"), "--ngram-max (4) must be at least --ngram-min (5): raise it, or lower --ngram-min"),
     ],
 )

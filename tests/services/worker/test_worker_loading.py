@@ -79,7 +79,7 @@ def test_workers_that_cannot_share_experts_are_refused(given: dict[str, Any], me
     [
         ({"num_speculative_tokens": -1}, "num_speculative_tokens must be at least 0, got -1"),
         ({"proposer": "oracle"}, "proposer must be one of ngram, mtp, draft_model, eagle, got 'oracle'"),
-        ({"proposer": "draft_model"}, "proposer draft_model needs a draft_model"),
+        ({"proposer": "draft_model"}, "draft_model must say what proposer draft_model is to load"),
         ({"draft_model": "m"}, "draft_model is given, but proposer ngram takes none: set proposer to draft_model or eagle"),
         ({"verification": "hope"}, "verification must be one of coupled, rejection, got 'hope'"),
         ({"ngram_min": 0}, "ngram_min must be at least 1, got 0"),
@@ -137,7 +137,7 @@ def test_a_model_whose_heads_cannot_be_spread_is_refused_with_the_numbers() -> N
 
     config = replace(CONFIG, model="SmolLM2-135M-Instruct", tensor_parallel_size=2)
     with pytest.raises(
-        HeadsDoNotDivide, match="tensor_parallel_size is 2, which does not divide the model's 9 attention heads"
+        HeadsDoNotDivide, match="tensor_parallel_size is 2, which does not divide the model's 9 attention heads: use 1, 3 or 9"
     ):
         load_part(config, FirstOfTwo())
 
