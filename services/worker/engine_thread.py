@@ -52,7 +52,8 @@ class EngineThread:
         self._queue: deque[_Job | _Visit] = deque()
         self._poisoned = False
         self._closed = False
-        threading.Thread(target=self._work, name="engine", daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._thread.start()
 
     def submit(self, batch: ScheduledBatch, tell: Callable[[Outcome], None]) -> None:
         """Execute `batch` after those before it and `tell` the loop how it went. A no-op while poisoned."""
@@ -80,12 +81,13 @@ class EngineThread:
         """What `do` answers, called in the engine's thread before the next batch. Disturbs nothing. Raises EngineCrashed."""
         return await self._visit(partial(do, self.engine), lifts_poison=False)  # type: ignore[no-any-return]
 
-    def close(self) -> None:
-        """End the thread after the batch it executes."""
+    async def end(self) -> None:
+        """End the thread after the batch it executes. Once this has returned, nothing of it runs any more."""
         self.poison()
         with self._changed:
             self._closed = True
             self._changed.notify()
+        await asyncio.to_thread(self._thread.join)
 
     async def _visit(self, do: Callable[[], Any], *, lifts_poison: bool) -> Any:
         done = self._loop.create_future()

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import NoReturn
 
 import structlog
 
@@ -25,33 +26,35 @@ STOP_GRACE_S = 2.0
 """How long calls other than Execute, which has ended by then, may go on after SIGTERM."""
 
 
-def run(config: WorkerConfig) -> None:
-    """Serve until SIGTERM or SIGINT, then let the requests go elsewhere and finish the started batch. Raises what `load_engine` raises,
-    and BindError. Exits 1 at once where another rank is lost."""
+def run(config: WorkerConfig, load: Callable[..., Engine] = load_engine) -> NoReturn:
+    """Serve until SIGTERM or SIGINT, then let the requests go elsewhere, finish the started batch and exit 0. Raises what `load(config, ranks=)`
+    raises, and BindError. Exits 1 at once where another rank is lost."""
     configure_logs("worker", config.log_level)
+    status = 0
     try:
-        status = None if asyncio.run(_serve_with_ranks(config)) else 0
+        asyncio.run(_serve_with_ranks(config, load))
     except RankLost as error:
         _log.error("the worker ends", reason=str(error))
         status = 1
-    if status is not None:
-        logging.shutdown()
-        os._exit(status)  # not by way of the interpreter's end, which a thread inside torch would break into an abort
+    logging.shutdown()
+    os._exit(
+        status
+    )  # not by way of the interpreter's end, which a thread inside torch (it loads, or watches a neighbour) would break into an abort
 
 
-async def _serve_with_ranks(config: WorkerConfig) -> bool:
+async def _serve_with_ranks(config: WorkerConfig, load: Callable[..., Engine]) -> None:
     ranks = RankProcesses(config)
     try:
         await ranks.start()
-        return await serve(config, partial(load_engine, ranks=ranks), ranks)
+        await serve(config, partial(load, ranks=ranks), ranks)
     finally:
         await ranks.stop()
 
 
-async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine], ranks: RankProcesses | None = None) -> bool:
+async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine], ranks: RankProcesses | None = None) -> None:
     """Answer health at once, load in the background, serve until a signal. Raises what `load` raises, BindError, RankLost when one of `ranks`
-    is, and any bug that ends the engine: the process must not go on with slots that it cannot trust. False where the signal came while the
-    model was loading: a thread is still at it."""
+    is, and any bug that ends the engine: the process must not go on with slots that it cannot trust. A signal that comes while the
+    model loads leaves a thread at it."""
     stop, lost = stop_signal(), (ranks or RankProcesses(config)).lost
     server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file))
     servicer = WorkerServicer(config.heartbeat_ms / 1000)
@@ -63,7 +66,7 @@ async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine], ra
         if lost.done():
             lost.result()
         if not loading.done():
-            return False
+            return
         thread = EngineThread(loading.result())
         servicer.open(thread)
         server.health.set_ready(SERVICE_NAME, True)
@@ -76,7 +79,6 @@ async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine], ra
         server.health.drain()
         await servicer.leave(config.drain_grace_s)
         await servicer.drain()
-        thread.close()
-        return True
+        await thread.end()
     finally:
         await server.stop(STOP_GRACE_S if stop.done() else 0)

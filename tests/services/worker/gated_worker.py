@@ -1,9 +1,7 @@
 """A worker process for tests: `gated_worker.py FOLDER OPTIONS_JSON`. While FOLDER/armed exists, each forward pass writes a byte to
 FOLDER/started and waits for one from FOLDER/go; with a third argument, loading does too. OPTIONS override the WorkerConfig."""
 
-import asyncio
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -13,10 +11,10 @@ from model_worker.batch import Batch
 from model_worker.engine import Engine
 from model_worker.kv_pool import KVPool
 from model_worker.models.deterministic import DeterministicLM
-from services.rpc.logs import configure_logs
 from services.worker.config import WorkerConfig
 from services.worker.loading import load_engine
-from services.worker.main import serve
+from services.worker.main import run
+from services.worker.rank_processes import RankProcesses
 
 
 def wait_at_gate(folder: Path) -> None:
@@ -37,10 +35,10 @@ class GatedLM(DeterministicLM):
         return super().forward(batch, kv)
 
 
-def load(config: WorkerConfig) -> Engine:
+def load(config: WorkerConfig, ranks: RankProcesses) -> Engine:
     if len(sys.argv) > 3:
         wait_at_gate(Path(sys.argv[1]))
-    engine = load_engine(config)
+    engine = load_engine(config, ranks)
     model = GatedLM(engine._model.config)
     model.folder = Path(sys.argv[1])
     engine._model = model
@@ -57,6 +55,4 @@ if __name__ == "__main__":
         "threads": 1,
         "heartbeat_ms": 50,
     }
-    configure_logs("worker", "warning")
-    if not asyncio.run(serve(WorkerConfig(**defaults | options, ready_file=folder / "ready.json"), load)):
-        os._exit(0)
+    run(WorkerConfig(**defaults | options, log_level="warning", ready_file=folder / "ready.json"), load)

@@ -74,7 +74,7 @@ def test_a_fence_waits_for_the_started_batch_and_forgets_the_rest(run_async: Any
         thread.submit(batch_of(UNDER, 4), lambda _outcome: answered.set())
         await answered.wait()
         assert engine.started == [1, 4]
-        thread.close()
+        await thread.end()
 
     run_async(story())
 
@@ -89,7 +89,7 @@ def test_overlapping_fences_all_return(run_async: Any) -> None:
         await asyncio.sleep(0)
         held.go.set()
         await asyncio.gather(*fences)
-        thread.close()
+        await thread.end()
 
     run_async(story())
 
@@ -109,7 +109,27 @@ def test_a_refusal_stops_what_is_queued_even_while_the_loop_is_busy(run_async: A
         assert refusing.wait(30)
         await thread.fence()
         assert engine.started == [1] and [outcome.step_id for outcome in told] == [1]
-        thread.close()
+        await thread.end()
+
+    run_async(story())
+
+
+def test_the_end_comes_after_the_started_batch_and_leaves_no_thread(run_async: Any) -> None:
+    """A thread that were still inside torch when the interpreter ends would abort the process."""
+
+    async def story() -> None:
+        held, told = Held(), list[Any]()
+        thread = EngineThread(ScriptedEngine({1: held}))
+        submit(thread, told, 1, 2)
+        await held.wait_started()
+        end = asyncio.create_task(thread.end())
+        await asyncio.sleep(0)
+        assert not end.done()
+        held.go.set()
+        await end
+        assert "engine" not in [running.name for running in threading.enumerate()]
+        await asyncio.sleep(0)
+        assert told == ["held"]
 
     run_async(story())
 
@@ -164,7 +184,7 @@ def test_a_visit_comes_between_two_batches_and_forgets_none(run_async: Any) -> N
         assert await visit == [1]
         await thread.between_batches(lambda _engine: None)
         assert told == ["held", 2]
-        thread.close()
+        await thread.end()
 
     run_async(story())
 
