@@ -59,7 +59,7 @@ class _Computed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockContent:
-    """One block of the KV pool: the step that last wrote it (0 for never), and `kv`, see `read_block`. Of the host pool steps are not
+    """One block of the KV pool: the step that last wrote it (0 for never), and `kv`, see `KVPool.read_block`. Of the host pool steps are not
     kept: 0."""
 
     block_id: int

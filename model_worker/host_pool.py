@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from model_worker.kv_pool import KVPool, read_block, reserved_zeros
+from model_worker.kv_pool import KVPool, reserved_zeros
 
 
 class HostPool:
@@ -33,5 +33,5 @@ class HostPool:
             self._paired.swap_in(pairs)
 
     def block(self, block_id: int) -> np.ndarray:
-        """A copy of one block, see `read_block`."""
-        return read_block(self._data[block_id])
+        """A copy of one block, see `KVPool.read_block`."""
+        return self._kv.read_block(self._data[block_id])

@@ -37,7 +37,7 @@ class KVBlocks(Protocol):
         ...
 
     def read(self, block_ids: Sequence[int], *, is_host: bool) -> list[np.ndarray]:
-        """Copies of blocks of the pool, or of the host pool, as a process that holds all heads has them, see `read_block`."""
+        """Copies of blocks of the pool, or of the host pool, as a process that holds all heads has them, see `KVPool.read_block`."""
         ...
 
 

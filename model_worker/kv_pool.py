@@ -1,33 +1,59 @@
 """The paged KV cache: one tensor for all layers, cut into blocks that block tables name."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from model_worker.kv_layout import HEAD_MAJOR, KVLayout
 from model_worker.kv_shape import KVShape
+from model_worker.placement import ON_CPU
 from tessera.values.config import ConfigError
 from tessera.values.model import KVGeometry
 
-_FORMATS = {torch.float32: "torch/f32", torch.float16: "torch/f16", torch.bfloat16: "torch/bf16"}
+_DTYPES = {
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "f8e4m3",
+    torch.float8_e4m3fnuz: "f8e4m3fnuz",
+}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes: not every operation knows 8-bit floats
 
 
 class KVPoolTooSmall(ConfigError):
     """The memory for a pool does not hold a single block; the message says how many bytes one block needs."""
 
 
-class KVPool:
-    """Keys and values of every layer on the CPU; owned by one worker, written in place by the attention kernels.
+@dataclass(frozen=True, slots=True)
+class KVStore:
+    """How a pool keeps numbers. Of 8-bit floats each stands for itself times its layer's scale (`KVPool.scales`)."""
 
-    A layer's keys (and values) are `[num_blocks + 1, num_kv_heads, block_size, head_dim]`. Heads come before offsets so that
-    gathering blocks gives each head its tokens in one piece. With one plane (see `KVShape`) keys and values are the same view.
+    dtype: torch.dtype = torch.float32
+    flavour: str = (
+        "torch"  # whose kernels write and read it; part of `KVGeometry.kv_format`, and so of what a prefix is found by
+    )
+    layout: KVLayout = HEAD_MAJOR  # that of the flavour
+    device: torch.device = ON_CPU.device
+
+
+IN_FLOAT32 = KVStore()
+"""What the torch kernels read on a CPU."""
+
+
+class KVPool:
+    """Keys and values of every layer on one device; owned by one worker, written in place by the attention kernels.
+
+    What a layer's keys (and values) look like is the layout's: `[num_blocks + 1, num_kv_heads, block_size, head_dim]` for the torch kernels.
+    With one plane (see `KVShape`) keys and values are the same view.
 
     A pool may be paired with that of whoever drafts: the same block ids, another shape. Then a block is copied, cleared and counted in both.
 
     The last block (`null_block`) belongs to no table and is zero: padded reads go there. Only a dummy run writes it, and clears it.
-    Memory is zero and reserved, not resident, until a block is first written (huge pages: 2 MiB steps).
+    Memory is zero; on a CPU it is reserved, not resident, until a block is first written (huge pages: 2 MiB steps).
     """
 
     def __init__(
@@ -37,7 +63,7 @@ class KVPool:
         block_size: int,
         num_kv_heads: int,
         head_dim: int,
-        dtype: torch.dtype = torch.float32,
+        store: KVStore = IN_FLOAT32,
         num_planes: int = 2,
     ) -> None:
         assert min(num_layers, num_blocks, block_size, num_kv_heads, head_dim) >= 1 and num_planes in (1, 2)
@@ -47,9 +73,11 @@ class KVPool:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.num_planes = num_planes
-        self.dtype = dtype
+        self.store = store
         shape = (num_layers, num_planes, num_blocks + 1, num_kv_heads, block_size, head_dim)
-        self._data = reserved_zeros(shape, dtype)
+        self._data = _zeros(shape, store)
+        self.scales = torch.ones(num_layers, 2, dtype=torch.float32, device=store.device)
+        """Of each layer's keys and values, float32 `[num_layers, 2]`; ones unless the dtype has 8 bits and the weights say otherwise."""
         self.paired: KVPool | None = None
 
     @classmethod
@@ -58,14 +86,19 @@ class KVPool:
         shape: KVShape,
         num_blocks: int,
         block_size: int,
-        dtype: torch.dtype = torch.float32,
+        store: KVStore = IN_FLOAT32,
         paired: KVShape | None = None,
     ) -> Self:
         """The pool of a model that keeps `shape` of a position; `paired` with that of whoever drafts, if that keeps anything."""
-        pool = cls(shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim, dtype, shape.num_planes)
+        pool = cls(shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim, store, shape.num_planes)
         if paired is not None:
-            pool.paired = cls.of_shape(paired, num_blocks, block_size, dtype)
+            pool.paired = cls.of_shape(paired, num_blocks, block_size, store)
         return pool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is stored."""
+        return self.store.dtype
 
     @property
     def null_block(self) -> int:
@@ -86,27 +119,40 @@ class KVPool:
     @property
     def kv_format(self) -> str:
         """Layout and dtype, and what is kept beside."""
-        own = _FORMATS[self.dtype] + ("/latent" if self.num_planes == 1 else "")
+        own = f"{self.store.flavour}/{_DTYPES[self.dtype]}" + ("/latent" if self.num_planes == 1 else "")
         if self.paired is None:
             return own
         drafts = self.paired
         return f"{own}+drafts:{drafts.kv_format}/{drafts.num_layers}x{drafts.num_kv_heads}x{drafts.head_dim}"
 
     def keys(self, layer: int) -> Tensor:
-        """The keys of one layer, a view `[num_blocks + 1, num_kv_heads, block_size, head_dim]`."""
-        return self._data[layer, 0]
+        """The keys of one layer as its kernels take them, a view."""
+        return self.store.layout.keys(self._data[layer, 0])
 
     def values(self, layer: int) -> Tensor:
-        """The values of one layer, a view `[num_blocks + 1, num_kv_heads, block_size, head_dim]`."""
-        return self._data[layer, self.num_planes - 1]
+        """The values of one layer as its kernels take them, a view. With one plane these are the keys."""
+        if self.num_planes == 1:
+            return self.keys(layer)
+        return self.store.layout.values(self._data[layer, 1])
 
     def raw_block(self, block_id: int) -> Tensor:
-        """One block as it lies, a view `[num_layers, num_planes, num_kv_heads, block_size, head_dim]`."""
+        """One block as it lies, a view of the nominal shape `[num_layers, num_planes, num_kv_heads, block_size, head_dim]`."""
         return self._data[:, :, block_id]
 
     def block(self, block_id: int) -> np.ndarray:
         """A copy of one block, see `read_block`."""
-        return read_block(self.raw_block(block_id))
+        return self.read_block(self.raw_block(block_id))
+
+    def read_block(self, raw: Tensor) -> np.ndarray:
+        """A copy of a block of this pool, or of its host pool, as float32 `[num_layers, num_planes, block_size, num_kv_heads, head_dim]` on the
+        host; see `raw_block`."""
+        layout = self.store.layout
+        planes = [layout.positions(raw[:, plane], is_value=plane == 1) for plane in range(self.num_planes)]
+        block = torch.stack(planes, dim=1).to("cpu", torch.float32)
+        if self.dtype.itemsize == 1:
+            block *= self.scales.cpu()[:, : self.num_planes, None, None, None]
+        copied: np.ndarray = block.contiguous().numpy()
+        return copied
 
     def copy_blocks(self, pairs: np.ndarray) -> None:
         """Copy whole blocks: `pairs` int32 `[C, 2]` (source, target), no target a source."""
@@ -117,7 +163,8 @@ class KVPool:
 
     def zero_blocks(self, block_ids: np.ndarray) -> None:
         """Clear whole blocks, int32 `[Z]`."""
-        self._data.index_fill_(2, torch.from_numpy(block_ids.astype(np.int64)), 0)
+        bits = self._data.view(_BITS[self.dtype.itemsize])
+        bits.index_fill_(2, torch.from_numpy(block_ids.astype(np.int64)).to(self.store.device), 0)
         if self.paired is not None:
             self.paired.zero_blocks(block_ids)
 
@@ -134,11 +181,10 @@ def reserved_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(raw).view(dtype)[:count].view(*shape)
 
 
-def read_block(raw: Tensor) -> np.ndarray:
-    """A copy of a block as float32 `[num_layers, num_planes, block_size, num_kv_heads, head_dim]`; see `KVPool.raw_block`."""
-    block = raw.permute(0, 1, 3, 2, 4)
-    copied: np.ndarray = block.to(torch.float32, copy=True).contiguous().numpy()
-    return copied
+def _zeros(shape: Sequence[int], store: KVStore) -> Tensor:
+    if store.device.type == "cpu":
+        return reserved_zeros(shape, store.dtype)
+    return torch.zeros(shape, dtype=_BITS[store.dtype.itemsize], device=store.device).view(store.dtype)
 
 
 def num_blocks_for(pool_bytes: int, block_size: int, bytes_per_token: int, option: str = "kv_cache_bytes") -> int:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from model_worker.host_pool import HostPool
-from model_worker.kv_pool import KVPool, KVPoolTooSmall, num_blocks_for, reserved_zeros
+from model_worker.kv_layout import TOKEN_MAJOR
+from model_worker.kv_pool import KVPool, KVPoolTooSmall, KVStore, num_blocks_for, reserved_zeros
 from model_worker.kv_shape import KVShape
 from tessera.values.config import ConfigError
 
@@ -35,7 +36,7 @@ def test_geometry_and_views() -> None:
     assert kv.keys(1).shape == kv.values(1).shape == (6, 3, 16, 8)
     kv.keys(1)[kv.null_block - 1] = 7.0
     assert kv.keys(0).eq(0).all() and kv.values(1).eq(0).all() and kv.keys(1)[kv.null_block].eq(0).all()
-    assert KVPool(1, 1, 1, 1, 8, torch.bfloat16).geometry.kv_format == "torch/bf16"
+    assert KVPool(1, 1, 1, 1, 8, KVStore(torch.bfloat16)).geometry.kv_format == "torch/bf16"
 
 
 def test_one_vector_that_is_both_key_and_value_takes_half_the_room() -> None:
@@ -61,9 +62,12 @@ def test_memory_becomes_resident_as_it_is_written() -> None:
     assert resident_bytes() - before > 100 << 20
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_blocks_move_between_the_pools_whole_and_alone(dtype: torch.dtype) -> None:
-    kv = KVPool(2, 5, 16, 3, 8, dtype)
+STORES = [KVStore(), KVStore(torch.bfloat16), KVStore(torch.bfloat16, "flash", TOKEN_MAJOR), KVStore(torch.float8_e4m3fnuz)]
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_blocks_move_between_the_pools_whole_and_alone(store: KVStore) -> None:
+    kv = KVPool(2, 5, 16, 3, 8, store)
     host = HostPool(kv, 4)
     for block in range(5):
         kv.raw_block(block).copy_(torch.randn(2, 2, 3, 16, 8))
@@ -78,6 +82,23 @@ def test_blocks_move_between_the_pools_whole_and_alone(dtype: torch.dtype) -> No
     kv.zero_blocks(np.array([1, 3], np.int32))
     held = [before[1], np.zeros_like(before[0]), before[1], np.zeros_like(before[0]), before[4]]
     assert all(np.array_equal(kv.block(block), content) for block, content in enumerate(held))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_a_block_reads_the_same_whatever_its_layout(dtype: torch.dtype) -> None:
+    """By position, as a block table orders them; 8-bit floats times the scale of their layer."""
+    content = torch.randint(-8, 8, (2, 2, 4, 3, 8)).float()  # layers, planes, offsets, heads, elements
+    head_major = KVPool(2, 3, 4, 3, 8, KVStore(dtype))
+    token_major = KVPool(2, 3, 4, 3, 8, KVStore(dtype, "flash", TOKEN_MAJOR))
+    assert token_major.keys(0).shape == (4, 4, 3, 8) and token_major.geometry.kv_format.startswith("flash/")
+    for layer in range(2):
+        for plane, view in enumerate(("keys", "values")):
+            getattr(head_major, view)(layer)[1] = content[layer, plane].transpose(0, 1).to(dtype)
+            getattr(token_major, view)(layer)[1] = content[layer, plane].to(dtype)
+    assert np.array_equal(head_major.block(1), content.numpy()) and np.array_equal(token_major.block(1), content.numpy())
+    token_major.scales[1, 0] = 0.5
+    content[1, 0] *= 0.5 if dtype.itemsize == 1 else 1.0
+    assert np.array_equal(token_major.block(1), content.numpy())
 
 
 def test_a_host_pool_costs_nothing_until_it_is_used() -> None:

@@ -1,0 +1,53 @@
+"""How the keys, or the values, of one layer lie in a pool's blocks. Kernels are written for one layout."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+
+class KVLayout(ABC):
+    """A block holds `block_size * num_kv_heads * head_dim` elements in one piece, whatever their order, so that moving a block needs no
+    layout. A plane is given with its nominal shape `[num_blocks, num_kv_heads, block_size, head_dim]`."""
+
+    @abstractmethod
+    def keys(self, plane: Tensor) -> Tensor:
+        """A layer's keys as the kernels take them: a view of `plane`."""
+
+    @abstractmethod
+    def values(self, plane: Tensor) -> Tensor:
+        """A layer's values as the kernels take them: a view of `plane`."""
+
+    @abstractmethod
+    def positions(self, plane: Tensor, *, is_value: bool) -> Tensor:
+        """`plane` by position, `[num_blocks, block_size, num_kv_heads, head_dim]`: a view, or a copy."""
+
+
+class HeadMajor(KVLayout):
+    """`[num_blocks, num_kv_heads, block_size, head_dim]`: gathering blocks gives each head its tokens in one piece."""
+
+    def keys(self, plane: Tensor) -> Tensor:
+        return plane
+
+    def values(self, plane: Tensor) -> Tensor:
+        return plane
+
+    def positions(self, plane: Tensor, *, is_value: bool) -> Tensor:
+        return plane.transpose(1, 2)
+
+
+class TokenMajor(KVLayout):
+    """`[num_blocks, block_size, num_kv_heads, head_dim]`, which FlashAttention's paged kernels read."""
+
+    def keys(self, plane: Tensor) -> Tensor:
+        num_blocks, num_kv_heads, block_size, head_dim = plane.shape
+        return plane.view(num_blocks, block_size, num_kv_heads, head_dim)
+
+    def values(self, plane: Tensor) -> Tensor:
+        return self.keys(plane)
+
+    def positions(self, plane: Tensor, *, is_value: bool) -> Tensor:
+        return self.keys(plane)
+
+
+HEAD_MAJOR = HeadMajor()
+TOKEN_MAJOR = TokenMajor()
