@@ -8,7 +8,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """R rows with T new positions in all; decodes lead. Tensors lie on the model's device and are not mutated.
+    """R rows with T new positions in all; decodes lead. Tensors lie on the host, where they are made and where kernels plan, and are not
+    mutated; only the batch that a graph is captured with lies on the model's device, and is written between two replays.
 
     A row computes KV positions `[context_len - n, context_len)`, n >= 1 being its number of queries, and attends to
     `[0, context_len)` through its block table; positions before its own must lie in the pool already, or be computed by
@@ -22,6 +23,7 @@ class Batch:
     - `block_tables` int32 `[R, max_blocks]`: covers context_len; entries behind that are padding, any value
     - `num_decodes`: leading rows with exactly one query
     - `logits_rows` int64 `[S]`: indices into T of the tokens whose logits are wanted, in the order wanted
+    - `max_query_len`, `max_context_len`: bounds of the queries and of the context of a row; 0: the largest there is
     """
 
     input_ids: Tensor
@@ -32,6 +34,8 @@ class Batch:
     block_tables: Tensor
     num_decodes: int
     logits_rows: Tensor
+    max_query_len: int = 0
+    max_context_len: int = 0
 
     def __post_init__(self) -> None:
         rows, tokens = self.context_lens.numel(), self.input_ids.numel()
@@ -42,6 +46,10 @@ class Batch:
             assert tensor.dtype == torch.int64, tensor.dtype
         for tensor in (self.cu_seqlens_q, self.context_lens, self.block_tables):
             assert tensor.dtype == torch.int32, tensor.dtype
+        if not self.max_query_len:
+            object.__setattr__(self, "max_query_len", int(self.cu_seqlens_q.diff().max()))
+        if not self.max_context_len:
+            object.__setattr__(self, "max_context_len", int(self.context_lens.max()))
 
     @property
     def num_rows(self) -> int:

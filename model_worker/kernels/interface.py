@@ -7,12 +7,15 @@ except the KV pool.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from model_worker.batch import Batch
 from model_worker.group import ALONE, Group
-from model_worker.kv_pool import KVPool
+from model_worker.kv_layout import KVLayout
+from model_worker.kv_pool import KVPool, KVStore
 from model_worker.models.experts_config import ExpertsConfig
+from model_worker.placement import ON_CPU, Placement
 
 
 class PagedAttention(ABC):
@@ -30,6 +33,16 @@ class PagedAttention(ABC):
         `key` and `value` are what `store` was given for this layer before; query head h reads KV head
         h // (num_heads / num_kv_heads); scores are scaled by head_dim ** -0.5.
         """
+
+
+class RotatingAttention(PagedAttention):
+    """Paged attention that rotates queries and keys on their way to the pool, in one kernel."""
+
+    @abstractmethod
+    def rotate_and_store(self, layer: int, qk: Tensor, value: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Query heads and key heads `qk` `[T, num_heads + num_kv_heads, head_dim]`, whose leading elements are rotated by `rotation`, cos and
+        sin `[T, n]`, as `Kernels.rotary_embedding` does; keys and `value` `[T, num_kv_heads, head_dim]` are written to the pool. Returns
+        queries and keys."""
 
 
 class WindowedAttention(PagedAttention):
@@ -77,11 +90,23 @@ class ClampedExperts:
 
 class Kernels(ABC):
     """One backend. `group`: the ranks that hold the model together; layers hold their share of the weights and exchange what it gives. `peers`:
-    the workers that share their experts, see `model_worker.layers.expert_parallel`."""
+    the workers that share their experts, see `model_worker.layers.expert_parallel`. `placement`: what models are made on."""
 
-    def __init__(self, group: Group = ALONE, peers: Group = ALONE) -> None:
+    flavour: str
+    """Names its KV pools, see `KVStore`."""
+    kv_layout: KVLayout
+    """How its KV pools lie."""
+    can_be_captured = False
+    """Whether a pass over a batch that lies on the device touches the host nowhere, so that a graph can be made of it."""
+
+    def __init__(self, group: Group = ALONE, peers: Group = ALONE, placement: Placement = ON_CPU) -> None:
         self.group = group
         self.peers = peers
+        self.placement = placement
+
+    def kv_store(self, dtype: torch.dtype | None = None) -> KVStore:
+        """How pools for these kernels keep numbers; `dtype` is the placement's unless given."""
+        return KVStore(dtype or self.placement.dtype, self.flavour, self.kv_layout, self.placement.device)
 
     @abstractmethod
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -99,13 +124,18 @@ class Kernels(ABC):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`x / sqrt(mean(x ** 2) + eps) * weight` over the last dimension."""
 
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """`rms_norm` of `residual + x`, and that sum."""
+        total = residual + x
+        return self.rms_norm(total, weight, eps), total
+
     @abstractmethod
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias` over the last dimension."""
 
     @abstractmethod
     def rotary_embedding(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate `x` `[T, heads, head_dim]` pairing element i with i + head_dim / 2 (NeoX style); cos and sin are `[T, head_dim / 2]`."""
+        """Rotate `x` `[T, heads, head_dim]` pairing element i with i + head_dim / 2 (NeoX style); cos and sin are float32 `[T, head_dim / 2]`."""
 
     @abstractmethod
     def silu_and_mul(self, x: Tensor) -> Tensor:

@@ -8,14 +8,14 @@ from model_worker.models.experts_config import ExpertsConfig
 
 def topk_softmax(logits: Tensor, num_chosen: int, renormalize: bool) -> tuple[Tensor, Tensor]:
     """See `Kernels.topk_softmax`."""
-    weights, ids = logits.softmax(dim=1).topk(num_chosen, dim=1)
+    weights, ids = logits.float().softmax(dim=1).topk(num_chosen, dim=1)
     return ids, weights / weights.sum(dim=1, keepdim=True) if renormalize else weights
 
 
 def biased_grouped_topk(logits: Tensor, bias: Tensor, experts: ExpertsConfig) -> tuple[Tensor, Tensor]:
     """See `Kernels.biased_grouped_topk`."""
     # torch's sigmoid takes another exp for the last few elements of a tensor, and which those are depends on the batch.
-    scores = logits.neg().exp_().add_(1.0).reciprocal_()
+    scores = logits.float().neg().exp_().add_(1.0).reciprocal_()
     for_choice = scores + bias
     if experts.num_groups_chosen < experts.num_groups:
         groups = for_choice.view(len(for_choice), experts.num_groups, -1)

@@ -1,4 +1,4 @@
-"""The reference backend: plain torch, float32 on a CPU."""
+"""The reference backend: plain torch, on any device; exact where it computes in float32."""
 
 from collections.abc import Callable
 
@@ -12,12 +12,16 @@ from model_worker.kernels.routing import biased_grouped_topk, topk_softmax
 from model_worker.kernels.sparse_attention import TorchSparseAttention
 from model_worker.kernels.torch_attention import TorchPagedAttention
 from model_worker.kernels.windowed_attention import TorchWindowedAttention
+from model_worker.kv_layout import HEAD_MAJOR
 from model_worker.kv_pool import KVPool
 from model_worker.models.experts_config import ExpertsConfig
 
 
 class TorchKernels(Kernels):
     """Stateless; see the interface for shapes."""
+
+    flavour = "torch"
+    kv_layout = HEAD_MAJOR
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(x, weight, bias)
@@ -38,7 +42,7 @@ class TorchKernels(Kernels):
     def rotary_embedding(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         first, second = x.chunk(2, dim=-1)
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
@@ -83,5 +87,5 @@ def _weighted_sum(x: Tensor, ids: Tensor, weights: Tensor, num_experts: int, exp
     for index in torch.unique(ids[(ids >= 0) & (ids < num_experts)]).tolist():
         tokens, places = (ids == index).nonzero(as_tuple=True)
         part = expert(index, x.index_select(0, tokens)) * weights[tokens, places].unsqueeze(1)
-        output.index_add_(0, tokens, part)
+        output.index_add_(0, tokens, part.to(x.dtype))
     return output

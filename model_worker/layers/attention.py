@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from model_worker.kernels.interface import Kernels, PagedAttention
+from model_worker.kernels.interface import Kernels, PagedAttention, RotatingAttention
 from model_worker.layers.linear import Linear, RowLinear
 from model_worker.layers.rms_norm import RMSNorm
 from model_worker.layers.rotary import rotate
@@ -33,22 +33,30 @@ class Attention:
 
     def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: PagedAttention, layer: int) -> Tensor:
         """`x` is `[T, inputs]`, the result `[T, hidden_size]`; the batch's keys and values are written to the pool."""
-        query, key, value = self._heads(x, rotation)
-        attention.store(layer, key, value)
+        qk, value = self._heads(x)
+        if isinstance(attention, RotatingAttention):
+            query, key = attention.rotate_and_store(layer, qk, value, rotation)
+        else:
+            query, key = self._split(rotate(self._kernels, qk, rotation))
+            attention.store(layer, key, value)
         return self._o_proj(self._attend(attention, layer, query, key, value))
 
     def _attend(self, attention: PagedAttention, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """What a model with another attention overrides; shapes as `PagedAttention.attend` has them."""
         return attention.attend(layer, query, key, value)
 
-    def _heads(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Query heads and key heads side by side, not yet rotated, and values."""
         qkv = self._qkv_proj(x).view(x.shape[0], -1, self._head_dim)
         qk, value = qkv.split_with_sizes((self._num_heads + self._num_kv_heads, self._num_kv_heads), dim=1)
         if self._norms:
-            query, key = qk.split_with_sizes((self._num_heads, self._num_kv_heads), dim=1)
+            query, key = self._split(qk)
             qk = torch.cat((self._norms["q_norm"](query), self._norms["k_norm"](key)), dim=1)
-        query, key = rotate(self._kernels, qk, rotation).split_with_sizes((self._num_heads, self._num_kv_heads), dim=1)
-        return query, key, value
+        return qk, value
+
+    def _split(self, qk: Tensor) -> tuple[Tensor, ...]:
+        """Queries and keys."""
+        return qk.split_with_sizes((self._num_heads, self._num_kv_heads), dim=1)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes."""

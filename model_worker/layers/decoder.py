@@ -54,8 +54,9 @@ class DecoderLayer:
 
     def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], attention: PagedAttention, layer: int) -> Tensor:
         """`hidden` and the result are `[T, hidden_size]`."""
-        hidden = hidden + self._attention(self._input_norm(hidden), rotation, attention, layer)
-        return hidden + self._mlp(self._post_attention_norm(hidden))
+        mixed = self._attention(self._input_norm(hidden), rotation, attention, layer)
+        normed, hidden = self._post_attention_norm.added(mixed, hidden)
+        return hidden + self._mlp(normed)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes."""
@@ -94,21 +95,21 @@ class Decoder:
     def forward(self, batch: Batch, kv: KVPool) -> Tensor:
         """See `CausalLM`."""
         hidden, _ = self._hidden(batch, kv, ())
-        return self._lm_head.logits(self._norm(hidden.index_select(0, batch.logits_rows)))
+        return self._lm_head.logits(self._norm(hidden.index_select(0, self._kernels.placement.take(batch.logits_rows))))
 
     @torch.inference_mode()
     def forward_tapped(self, batch: Batch, kv: KVPool, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """See `TappedLM`."""
         hidden, tapped = self._hidden(batch, kv, taps)
         normed = self._norm(hidden)
-        logits = self._lm_head.logits(normed.index_select(0, batch.logits_rows))
+        logits = self._lm_head.logits(normed.index_select(0, self._kernels.placement.take(batch.logits_rows)))
         return logits, torch.cat(tapped, dim=1) if taps else normed
 
     def _hidden(self, batch: Batch, kv: KVPool, taps: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """What the last layer gives for all tokens, `[T, hidden_size]`, and what went into the layers `taps`."""
         attention = self.paged_attention(batch, kv)
-        rotation = self._rotary(batch.positions)
-        hidden, tapped = self._embed_tokens(batch.input_ids), {}
+        rotation = self._rotary(self._kernels.placement.take(batch.positions))
+        hidden, tapped = self._embed_tokens(self._kernels.placement.take(batch.input_ids)), {}
         for index, layer in enumerate(self._layers):
             if index in taps:
                 tapped[index] = hidden

@@ -27,16 +27,16 @@ class Embedding:
         return self._kernels.group.all_reduce(mine.masked_fill_(elsewhere.unsqueeze(1), 0.0))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits `[S, vocab_size]` of hidden states `[S, hidden_size]` on rank 0, which decides what is sampled; `[0, vocab_size]` on the others."""
+        """float32 logits `[S, vocab_size]` of hidden states `[S, hidden_size]` on rank 0, which decides what is sampled; `[0, vocab_size]` on the others."""
         group, vocab_size = self._kernels.group, self._share.whole
         mine = self._kernels.linear(hidden, self._weight, None)
         if group.size == 1:
-            return mine
+            return mine.float()
         sizes = [Share.of_part(vocab_size, rank, group.size).size for rank in range(group.size)]
         parts = group.gather(functional.pad(mine, (0, max(sizes) - len(self._weight))))
         if parts is None:
-            return mine.new_empty(0, vocab_size)
-        return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
+            return mine.new_empty(0, vocab_size, dtype=torch.float32)
+        return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1).float()
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes."""

@@ -18,6 +18,10 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return self._kernels.rms_norm(x, self._weight, self._eps)
 
+    def added(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of `residual + x`, and that sum."""
+        return self._kernels.add_rms_norm(x, residual, self._weight, self._eps)
+
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes."""
         return {f"{prefix}.weight": WeightSlot(self._weight)}

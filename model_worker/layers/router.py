@@ -48,7 +48,7 @@ class SigmoidRouter:
         self._kernels = kernels
         self._experts = experts
         self._gate = Linear(kernels, hidden_size, {"gate": experts.num_experts})
-        self._bias = torch.empty(experts.num_experts)
+        self._bias = torch.empty(experts.num_experts, dtype=torch.float32)  # in any model: it decides between near ties
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._kernels.biased_grouped_topk(self._gate(x), self._bias, self._experts)

@@ -78,8 +78,9 @@ class _EagleLayer(ABC):
 
     def forward(self, batch: Batch, hidden: Tensor, before: Tensor, kv: KVPool) -> Tensor:
         """See `DraftHead`."""
-        attention, rotation = self._kernels.paged_attention(batch, kv), self._rotary(batch.positions)
-        residual, x = self._inputs(self._embedding(batch.input_ids), hidden)
+        take = self._kernels.placement.take
+        attention, rotation = self._kernels.paged_attention(batch, kv), self._rotary(take(batch.positions))
+        residual, x = self._inputs(self._embedding(take(batch.input_ids)), hidden)
         hidden = residual + self._attention(x, rotation, attention, 0)
         return (hidden + self._mlp(self._post_attention_norm(hidden))).unsqueeze(0)
 
@@ -119,7 +120,7 @@ class Eagle3Head(_EagleLayer):
         size, eps = shape.config.hidden_size, shape.config.rms_norm_eps
         super().__init__(shape, kernels, target, given, 2 * size)
         self._vocab_size = shape.config.vocab_size
-        self._token_ids = shape.token_ids
+        self._token_ids = None if shape.token_ids is None else kernels.placement.take(shape.token_ids)
         self._normed_residual = shape.normed_residual
         self.tapped_size = len(shape.taps) * target_size
         self._join = Linear(kernels, self.tapped_size, {"fc": size}, bias="fc.bias" in given)

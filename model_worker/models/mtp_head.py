@@ -68,6 +68,7 @@ class MtpHead:
         shape = config.kv_shape_of(kernels.group)
         self.kv_shape = KVShape(self.num_layers, shape.num_kv_heads, shape.head_dim, shape.num_planes)
         self._target = target
+        self._placement = kernels.placement
         self._rotary = RotaryEmbedding(config.rotary_dim or config.head_dim, config.rope_theta, config.rope_scaling)
         self._own: dict[str, WeightSlot] = {}
         self._layers: dict[str, _MtpLayer] = {}
@@ -96,13 +97,14 @@ class MtpHead:
 
     def forward(self, batch: Batch, hidden: Tensor, before: Tensor, kv: KVPool) -> Tensor:
         """See `DraftHead`."""
-        attention, rotation = self._target.paged_attention(batch, kv), self._rotary(batch.positions)
-        firsts = batch.cu_seqlens_q[:-1].long()
+        take = self._placement.take
+        attention, rotation = self._target.paged_attention(batch, kv), self._rotary(take(batch.positions))
+        ids, firsts = take(batch.input_ids), take(batch.cu_seqlens_q[:-1].long())
         found: list[Tensor] = []
         for index, layer in enumerate(self._layers.values()):
             if index:
                 hidden = found[-1].roll(1, 0).index_copy(0, firsts, before[index - 1])
-            found.append(layer(batch.input_ids, hidden, rotation, attention, index))
+            found.append(layer(ids, hidden, rotation, attention, index))
         return torch.stack(found)
 
     def logits(self, hidden: Tensor, layer: int) -> Tensor:

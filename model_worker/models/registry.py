@@ -41,5 +41,6 @@ def require_known(architecture: str) -> str:
 
 
 def build_model(config: ModelConfig, kernels: Kernels) -> CausalLM:
-    """The model for `config`, weights not yet loaded. Raises UnknownArchitecture."""
-    return ARCHITECTURES[require_known(config.architecture)](config, kernels)
+    """The model for `config` where the kernels compute, weights not yet loaded. Raises UnknownArchitecture."""
+    with kernels.placement.in_force():
+        return ARCHITECTURES[require_known(config.architecture)](config, kernels)

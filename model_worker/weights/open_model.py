@@ -40,7 +40,8 @@ def load_mtp_head(source: ModelSource, kernels: Kernels, model: CausalLM) -> Mtp
         )
     if not config.num_mtp_layers or not source.further_names():
         raise ModelUnsupported(f"{source.info.name} has no layers that predict further tokens: use another proposer")
-    head = MtpHead(config, kernels, model, source.further_names())
+    with kernels.placement.in_force():
+        head = MtpHead(config, kernels, model, source.further_names())
     load_further_weights(head, source)
     return head
 
@@ -52,9 +53,10 @@ def load_eagle_head(name: str, kernels: Kernels, model: CausalLM, model_name: st
     source = EagleSource(locate(name), served_name(name))
     shape = source.shape(model.config, model_name)
     head: EagleHead | Eagle3Head
-    if source.is_third:
-        head = Eagle3Head(shape, kernels, model, source.names(), model.config.hidden_size)
-    else:
-        head = EagleHead(shape, kernels, model, source.names())
+    with kernels.placement.in_force():
+        if source.is_third:
+            head = Eagle3Head(shape, kernels, model, source.names(), model.config.hidden_size)
+        else:
+            head = EagleHead(shape, kernels, model, source.names())
     fill(head.slots(), set(source.names()), source.read, source.name, source.config)
     return head
