@@ -1,0 +1,1 @@
+"""The backend for AMD GPUs: every call of AITER is made here."""
