@@ -87,11 +87,13 @@ class AiterLibrary:
         return torch.float8_e4m3fnuz if self.arch in _FNUZ_ARCHS else torch.float8_e4m3fn
 
     def function(self, module: str, name: str) -> AiterFunction:
-        """For example `function("aiter.ops.triton.rmsnorm", "rms_norm")`. Modules of AITER's Triton kernels go by their old, flat names, which
+        """For example `function("aiter.ops.triton.rmsnorm", "rms_norm")`; a method as `tgemm.mm`. Modules of AITER's Triton kernels go by their old, flat names, which
         every version knows. Raises AiterUnavailable where this AITER has no such function."""
         key = (module, name)
         if key not in self._functions:
-            function = getattr(self._import(module), name, None)
+            function = self._import(module)
+            for part in name.split("."):
+                function = getattr(function, part, None)
             if function is None:
                 raise AiterUnavailable(f"this aiter has no {module}.{name}: install another version of aiter")
             self._functions[key] = AiterFunction(f"{module}.{name}", function, _parameters(function))
