@@ -1,5 +1,6 @@
 """AITER where there is none: errors that say what is missing. What it declares is stood in for by plain modules."""
 
+import pathlib
 import sys
 import types
 
@@ -50,6 +51,15 @@ def test_without_aiter_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "aiter", None)
     with pytest.raises(AiterUnavailable, match=r"cannot import aiter: .*install aiter for this ROCm"):
         AiterLibrary("gfx942")
+
+
+def test_a_folder_named_aiter_is_no_aiter(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "aiter").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "aiter", raising=False)
+    with pytest.raises(AiterUnavailable, match="aiter is not installed"):
+        AiterLibrary("gfx942")
+    sys.modules.pop("aiter", None)
 
 
 def test_each_architecture_has_its_8_bit_float(library: AiterLibrary) -> None:

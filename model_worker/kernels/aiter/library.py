@@ -68,7 +68,9 @@ class AiterLibrary:
     def __init__(self, arch: str) -> None:
         self.arch = arch
         self._functions: dict[tuple[str, str], AiterFunction] = {}
-        self._import("aiter")
+        spec = self._import("aiter").__spec__
+        if spec is not None and spec.origin is None:  # some folder of that name
+            raise AiterUnavailable("aiter is not installed: install it for this ROCm and torch, or choose kernels torch")
 
     @classmethod
     def for_device(cls, device: torch.device) -> "AiterLibrary":
