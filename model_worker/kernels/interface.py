@@ -5,6 +5,7 @@ except the KV pool.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,9 @@ from model_worker.kv_layout import KVLayout
 from model_worker.kv_pool import KVPool, KVStore
 from model_worker.models.experts_config import ExpertsConfig
 from model_worker.placement import ON_CPU, Placement
+
+Product = Callable[[Tensor, Tensor | None], Tensor]
+"""`x @ weight.T + bias` of x `[T, in]` and bias `[out]`, with a weight of its own."""
 
 
 class PagedAttention(ABC):
@@ -33,6 +37,11 @@ class PagedAttention(ABC):
         `key` and `value` are what `store` was given for this layer before; query head h reads KV head
         h // (num_heads / num_kv_heads); scores are scaled by head_dim ** -0.5.
         """
+
+    def attend_latent(self, layer: int, query: Tensor, key: Tensor, rank: int) -> Tensor:
+        """As `attend` where the pool has one plane: of what it gives the first `rank` elements of each head, `[T, num_heads, rank]`. Kernels made
+        for this compute no more."""
+        return self.attend(layer, query, key, key).view(query.shape)[..., :rank]
 
 
 class RotatingAttention(PagedAttention):
@@ -111,6 +120,10 @@ class Kernels(ABC):
     @abstractmethod
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """`x @ weight.T + bias`: x `[T, in]`, weight `[out, in]`, bias `[out]`."""
+
+    def pack(self, weight: Tensor) -> Product | None:
+        """Take over the loaded weight `[out, in]` of a linear layer in a form of one's own, in 8 bits for example; None: `linear` takes it as it is."""
+        return None
 
     @abstractmethod
     def linear_per_head(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -24,8 +24,9 @@ class Indexer:
     def __init__(self, kernels: Kernels, hidden_size: int, query_rank: int, config: IndexerConfig) -> None:
         self._kernels = kernels
         self._config = config
-        self._queries = Linear(kernels, query_rank, {"wq_b": config.num_heads * config.head_dim})
-        self._key_and_weights = Linear(kernels, hidden_size, {"wk": config.head_dim, "weights_proj": config.num_heads})
+        self._queries = Linear(kernels, query_rank, {"wq_b": config.num_heads * config.head_dim}, is_exact=True)
+        keys = {"wk": config.head_dim, "weights_proj": config.num_heads}
+        self._key_and_weights = Linear(kernels, hidden_size, keys, is_exact=True)
         self._norm_weight, self._norm_bias = torch.empty(config.head_dim), torch.empty(config.head_dim)
 
     def __call__(self, x: Tensor, compressed: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, IndexQueries]:

@@ -89,14 +89,14 @@ class LatentAttention:
         query = torch.cat((absorbed, turned[:, : self._num_heads]), dim=2) * self._query_scale
         if self._indexer is None:
             attention.store(layer, key, key)
-            seen = attention.attend(layer, query, key, key)
+            seen = attention.attend_latent(layer, query, key, sizes.kv_lora_rank)
         else:
             assert isinstance(attention, SparseAttention)
             index_key, index = self._indexer(x, compressed, rotation)
             key = torch.cat((key, index_key.unsqueeze(1)), dim=2)
             attention.store(layer, key, key)
-            seen = attention.attend_chosen(layer, query, index)
-        seen = seen.view(len(x), self._num_heads, -1)[..., : sizes.kv_lora_rank]
+            chosen = attention.attend_chosen(layer, query, index)
+            seen = chosen.view(len(x), self._num_heads, -1)[..., : sizes.kv_lora_rank]
         return self._o_proj(self._kernels.linear_per_head(seen, to_value).flatten(1))
 
     def _in_halves(self, x: Tensor) -> Tensor:

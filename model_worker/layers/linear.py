@@ -5,33 +5,70 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from model_worker.kernels.interface import Kernels
+from model_worker.kernels.interface import Kernels, Product
 from model_worker.layers.share import Share
 from model_worker.layers.weight_slot import WeightSlot
+
+
+class _Weight:
+    """`[out_features, in_features]`. At the first product the kernels may take it over: from then on it cannot be loaded. `is_exact`: they may not."""
+
+    def __init__(self, kernels: Kernels, in_features: int, out_features: int, is_exact: bool = False) -> None:
+        self._kernels = kernels
+        # Stored [in, out]: MKL multiplies a few rows by this layout up to a third faster. Reads as the usual [out, in].
+        self._loaded: Tensor | None = torch.empty(in_features, out_features).t()
+        self._product: Product | None = None
+        self._is_exact = is_exact
+
+    @property
+    def view(self) -> Tensor:
+        """To load it into."""
+        assert self._loaded is not None, "the kernels have taken this weight over"
+        return self._loaded
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`x @ W.T + bias`."""
+        if self._product is None:
+            self._product = self._first_use()
+        return self._product(x, bias)
+
+    def _first_use(self) -> Product:
+        weight = self.view
+        packed = None if self._is_exact else self._kernels.pack(weight)
+        if packed is None:
+            return lambda x, bias: self._kernels.linear(x, weight, bias)
+        self._loaded = None
+        return packed
 
 
 class Linear:
     """`y = x @ W.T (+ b)` where W stacks the rows of one or more projections: `outputs` maps each one's name to its size, or to this rank's
     share of its rows (column parallel: each rank computes other columns of y).
 
-    x is `[T, in_features]`, y `[T, sum of sizes]`, the projections side by side in the order given. Weights are float32.
+    x is `[T, in_features]`, y `[T, sum of sizes]`, the projections side by side in the order given. `is_exact`: W stays as it was
+    loaded, whatever the kernels do with others.
     """
 
-    def __init__(self, kernels: Kernels, in_features: int, outputs: Mapping[str, int | Share], bias: bool = False) -> None:
-        self._kernels = kernels
+    def __init__(
+        self,
+        kernels: Kernels,
+        in_features: int,
+        outputs: Mapping[str, int | Share],
+        bias: bool = False,
+        is_exact: bool = False,
+    ) -> None:
         self._outputs = {name: Share.all_of(rows) if isinstance(rows, int) else rows for name, rows in outputs.items()}
         size = sum(rows.size for rows in self._outputs.values())
-        # Stored [in, out]: MKL multiplies a few rows by this layout up to a third faster. Reads as the usual [out, in].
-        self._weight = torch.empty(in_features, size).t()
+        self._weight = _Weight(kernels, in_features, size, is_exact)
         self._bias = torch.empty(size) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._kernels.linear(x, self._weight, self._bias)
+        return self._weight.multiply(x, self._bias)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes: weight `[size, in_features]` and, with a bias, bias `[size]`."""
         sizes = [rows.size for rows in self._outputs.values()]
-        stacked = {"weight": self._weight} if self._bias is None else {"weight": self._weight, "bias": self._bias}
+        stacked = {"weight": self._weight.view} | ({} if self._bias is None else {"bias": self._bias})
         return {
             f"{prefix}.{name}.{kind}": rows.slot(part)
             for kind, whole in stacked.items()
@@ -47,7 +84,7 @@ class RowLinear:
         self._kernels = kernels
         self._inputs = inputs
         self._name = name
-        self._weight = torch.empty(inputs.size, out_features).t()  # as in Linear
+        self._weight = _Weight(kernels, inputs.size, out_features)
         self._bias_share = Share(0, out_features if kernels.group.rank == 0 else 0, out_features)
         self._bias = torch.empty(self._bias_share.size) if bias else None
 
@@ -57,9 +94,9 @@ class RowLinear:
 
     def partial(self, x: Tensor) -> Tensor:
         """This rank's part of the sum, `[T, out_features]`."""
-        return self._kernels.linear(x, self._weight, self._bias if self._bias_share.size else None)
+        return self._weight.multiply(x, self._bias if self._bias_share.size else None)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes."""
-        slots = {f"{prefix}.{self._name}.weight": self._inputs.slot(self._weight, dim=1)}
+        slots = {f"{prefix}.{self._name}.weight": self._inputs.slot(self._weight.view, dim=1)}
         return slots if self._bias is None else slots | {f"{prefix}.{self._name}.bias": self._bias_share.slot(self._bias)}

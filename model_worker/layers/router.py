@@ -31,7 +31,7 @@ class SoftmaxRouter:
     ) -> None:
         self._kernels = kernels
         self._experts = experts
-        self._gate = Linear(kernels, hidden_size, {name: experts.num_experts}, bias)
+        self._gate = Linear(kernels, hidden_size, {name: experts.num_experts}, bias, is_exact=True)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._kernels.topk_softmax(self._gate(x), self._experts.num_chosen, self._experts.renormalize)
@@ -47,7 +47,7 @@ class SigmoidRouter:
     def __init__(self, kernels: Kernels, hidden_size: int, experts: ExpertsConfig) -> None:
         self._kernels = kernels
         self._experts = experts
-        self._gate = Linear(kernels, hidden_size, {"gate": experts.num_experts})
+        self._gate = Linear(kernels, hidden_size, {"gate": experts.num_experts}, is_exact=True)
         self._bias = torch.empty(experts.num_experts, dtype=torch.float32)  # in any model: it decides between near ties
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
