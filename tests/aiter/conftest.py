@@ -1,0 +1,52 @@
+"""AITER's real Python and Triton code on a CPU. `make test-aiter` runs this folder once per mode and architecture, each in processes of its own:
+Triton's interpreter and its compiler exclude each other, and AITER chooses dtypes and tile sizes when it is imported.
+
+MODE `interpreter`: everything but `compiler/`; on a second architecture only what is marked `each_arch`. MODE `compiler`: `compiler/` alone.
+"""
+
+import os
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+MODE = os.environ.get("AITER_TEST_MODE", "interpreter")
+ARCH = os.environ.get("AITER_TEST_ARCH", "gfx942")
+
+if find_spec("triton") is None:
+    raise pytest.UsageError("these tests need triton and amd-aiter: `make test-aiter` sets up an environment with both")
+
+# Read when triton is imported, so before everything else.
+os.environ["TRITON_INTERPRET"] = "1" if MODE == "interpreter" else "0"
+
+from tests.aiter import compiled_modules, fake_rocm  # noqa: E402
+
+# Removed when the process ends.
+_folder = tempfile.TemporaryDirectory(prefix="fake-rocm-")
+fake_rocm.install(ARCH, Path(_folder.name))
+compiled_modules.install()
+if MODE == "interpreter":
+    from tests.aiter import interpreter_patches
+
+    interpreter_patches.apply()
+    collect_ignore = ["compiler"]
+else:
+    collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "each_arch: depends on the architecture, so it runs on each")
+
+
+@pytest.fixture(scope="session")
+def arch() -> str:
+    """The architecture that AITER takes this machine's GPU for."""
+    return ARCH
+
+
+@pytest.fixture(autouse=True)
+def recorded_calls() -> list[compiled_modules.Call]:
+    """The calls of compiled operators in this test so far, see `compiled_modules`."""
+    compiled_modules.CALLS.clear()
+    return compiled_modules.CALLS
