@@ -1,15 +1,14 @@
 """Weights in 8-bit floating point numbers (E4M3: arXiv:2209.05433) with a scale for each block of them."""
 
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from model_worker.layers.weight_slot import WeightSlot
 from model_worker.weights.errors import ModelUnsupported, WeightShapeMismatch
-from model_worker.weights.fused_weights import Index, narrowed, part_shape
+from model_worker.weights.fused_weights import Index, narrowed
+from model_worker.weights.stored_weight import TensorPart
 from model_worker.weights.tensor_files import StoredTensor, TensorFiles
 
 DTYPE = "F8_E4M3"
@@ -24,29 +23,12 @@ _SCALE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e8m0
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Weight:
-    """The part `index` of `tensor`; element [r, c] of the whole (of each expert's, where it has three dimensions) is to be multiplied by
+class Fp8Weight(TensorPart):
+    """Element [r, c] of the whole tensor (of each expert's matrix, where it has three dimensions) is to be multiplied by
     scale [r // block[0], c // block[1]]. See `StoredWeight`."""
 
-    tensor: StoredTensor
     scale: StoredTensor
     block: tuple[int, int]
-    index: Index = ()
-
-    @property
-    def path(self) -> Path:
-        return self.tensor.path
-
-    @property
-    def name(self) -> str:
-        return self.tensor.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return part_shape(self.index, self.tensor.shape)
-
-    def part(self, index: Index) -> Self:
-        return replace(self, index=index)
 
     def read(self, files: TensorFiles, slot: WeightSlot) -> None:
         if len(self.shape) != 2:

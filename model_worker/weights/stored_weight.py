@@ -1,6 +1,6 @@
 """A weight of the model as its files have it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -46,26 +46,35 @@ class StoredWeight(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PlainWeight:
-    """The part `index` of `tensor`, whose numbers are the weight's. See `StoredWeight`."""
+class TensorPart:
+    """The part `index` of `tensor`: what a `StoredWeight` is whose shape is that of its tensor."""
 
     tensor: StoredTensor
-    index: Index = ()
+    index: Index = field(default=(), kw_only=True)
 
     @property
     def path(self) -> Path:
+        """See `StoredWeight`."""
         return self.tensor.path
 
     @property
     def name(self) -> str:
+        """See `StoredWeight`."""
         return self.tensor.name
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """See `StoredWeight`."""
         return part_shape(self.index, self.tensor.shape)
 
     def part(self, index: Index) -> Self:
+        """See `StoredWeight`."""
         return replace(self, index=index)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeight(TensorPart):
+    """Its numbers are the weight's. See `StoredWeight`."""
 
     def read(self, files: TensorFiles, slot: WeightSlot) -> None:
         index = self.index
