@@ -1,6 +1,6 @@
 """Configuration of one worker process, validated once."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from tessera.values.config import ConfigError, check_choices, check_minimums
@@ -41,11 +41,14 @@ class SpeculationConfig:
             raise ConfigError(
                 f"ngram_max ({self.ngram_max}) must be at least ngram_min ({self.ngram_min}): raise it, or lower ngram_min"
             )
+        given = [item.name for item in fields(self) if getattr(self, item.name) != item.default]
+        if given and not self.num_speculative_tokens:
+            raise ConfigError(f"{given[0]} is given, but num_speculative_tokens is 0: set it to the drafts per step, 1 or more")
 
     @property
     def rejects(self) -> bool:
         """Whether drafts are verified by rejection sampling."""
-        return bool(self.num_speculative_tokens) and self.verification == "rejection"
+        return self.verification == "rejection"
 
     def check_invariance(self, batch_invariant: bool) -> None:
         """Raise ConfigError where tokens are to depend on drafts and on nothing that happens around a request."""

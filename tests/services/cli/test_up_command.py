@@ -74,9 +74,8 @@ def test_the_worker_alone_is_told_to_be_batch_invariant(batch_invariant: bool, t
 
 @pytest.mark.parametrize("num_drafts", [0, 4])
 def test_speculation_is_an_option_of_scheduler_and_worker(num_drafts: int, tmp_path: Path) -> None:
-    config = UpConfig(
-        redis_url="redis://127.0.0.1:1/0", speculation=SpeculationConfig(num_speculative_tokens=num_drafts, ngram_max=5)
-    )
+    speculation = SpeculationConfig(num_drafts, ngram_max=5) if num_drafts else SpeculationConfig()
+    config = UpConfig(redis_url="redis://127.0.0.1:1/0", speculation=speculation)
     commands = {part.name: " ".join(part._spec.command) for part in local_parts(config, DataFolder(tmp_path))}
     asked = " --num-speculative-tokens 4"
     assert [asked in commands[role] for role in ("gateway", "scheduler", "worker")] == [False, *[num_drafts > 0] * 2]

@@ -83,6 +83,7 @@ def test_workers_that_cannot_share_experts_are_refused(given: dict[str, Any], me
         ({"draft_model": "m"}, "draft_model is given, but proposer ngram takes none: set proposer to draft_model or eagle"),
         ({"verification": "hope"}, "verification must be one of coupled, rejection, got 'hope'"),
         ({"ngram_min": 0}, "ngram_min must be at least 1, got 0"),
+        ({"ngram_max": 5}, "ngram_max is given, but num_speculative_tokens is 0"),
         ({"ngram_min": 3, "ngram_max": 2}, r"ngram_max \(2\) must be at least ngram_min \(3\)"),
     ],
 )
@@ -99,7 +100,7 @@ def test_the_same_bits_whatever_happens_and_tokens_that_depend_on_drafts_exclude
     ):
         with pytest.raises(ConfigError, match="batch_invariant and verification rejection exclude each other"):
             refused()
-    assert replace(CONFIG, speculation=replace(rejecting, num_speculative_tokens=0), batch_invariant=True).batch_invariant
+    assert replace(CONFIG, speculation=replace(rejecting, verification="coupled"), batch_invariant=True).batch_invariant
 
 
 def test_a_worker_says_how_many_drafts_it_makes() -> None:
