@@ -12,7 +12,7 @@ from model_worker.kernels.routing import biased_grouped_topk, topk_softmax
 from model_worker.kernels.sparse_attention import TorchSparseAttention
 from model_worker.kernels.torch_attention import TorchPagedAttention
 from model_worker.kernels.windowed_attention import TorchWindowedAttention
-from model_worker.kv_layout import HEAD_MAJOR
+from model_worker.kv_layout import HEAD_MAJOR, KVLayout
 from model_worker.kv_pool import KVPool
 from model_worker.models.experts_config import ExpertsConfig
 
@@ -21,7 +21,7 @@ class TorchKernels(Kernels):
     """Stateless; see the interface for shapes."""
 
     flavour = "torch"
-    kv_layout = HEAD_MAJOR
+    kv_layout: KVLayout = HEAD_MAJOR
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(x, weight, bias)

@@ -70,7 +70,9 @@ class TritonCalls:
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x 16 bits `[T, heads, D]` with the first n elements of each head rotated (NeoX); cos and sin `[T, n / 2]`."""
-        function = self._function("rope", "rope_cached_fwd")
+        # The one module whose old name newer versions do not know.
+        is_newer = self.library.has("aiter.ops.triton.rope.rope", "rope_cached_fwd")
+        function = self._function("rope.rope" if is_newer else "rope", "rope_cached_fwd")
         rotated: Tensor = function(
             x=x.unsqueeze(1),
             cos=cos.unsqueeze(1).unsqueeze(1),
@@ -85,7 +87,7 @@ class TritonCalls:
         self, qkv: tuple[Tensor, Tensor, Tensor], cache: "KVCache", slots: Tensor, rotation: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Query `[T, H, D]` and key `[T, KH, D]` rotated (NeoX), both contiguous; key and value `[T, KH, D]` are written to the cache at `slots` int64
-        `[T]` (-1: nowhere). `rotation`: cos and sin `[T, D / 2]` of each token. D and the cache's block size are powers of two."""
+        `[T]` (-1: nowhere, and the key returned is undefined). `rotation`: cos and sin `[T, D / 2]` of each token. D and the cache's block size are powers of two."""
         query, key, value = qkv
         cos, sin = rotation
         function = self._function("fused_kv_cache", "fused_qk_rope_reshape_and_cache")
