@@ -4,8 +4,10 @@ Nothing here computes: Triton's interpreter (`interpreter_patches`) or its compi
 first `import aiter`, and is for the whole process.
 """
 
+import functools
 import os
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ def install(arch: str, folder: Path) -> None:
     }
     triton.runtime.driver.set_active(FakeDriver(arch))
     _stand_in_for_cuda(arch)
+    _make_on_cpu("empty", "arange")
     _strip_doubled_namespace()
 
 
@@ -103,6 +106,20 @@ def _stand_in_for_cuda(arch: str) -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
+
+
+def _make_on_cpu(*factories: str) -> None:
+    """AITER makes some tensors of its own on "cuda", wherever its arguments lie."""
+
+    def on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(make)
+        def made(*args: Any, **keywords: Any) -> torch.Tensor:
+            return make(*args, **{**keywords, "device": "cpu"} if keywords.get("device") == "cuda" else keywords)
+
+        return made
+
+    for name in factories:
+        setattr(torch, name, on_cpu(getattr(torch, name)))
 
 
 def _strip_doubled_namespace() -> None:

@@ -3,7 +3,14 @@
 import enum
 
 
-class ActivationType(enum.IntEnum):
+class _Named(enum.IntEnum):
+    """Prints its class and name, as pybind's enums do and an IntEnum does not: AITER looks for kernels by that."""
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
+class ActivationType(_Named):
     """Members: of an expert's activation."""
 
     No = -1
@@ -12,7 +19,7 @@ class ActivationType(enum.IntEnum):
     Swiglu = 2
 
 
-class QuantType(enum.IntEnum):
+class QuantType(_Named):
     """Members: what shares one scale."""
 
     No = 0
