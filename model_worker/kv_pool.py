@@ -168,6 +168,10 @@ class KVPool:
         if self.paired is not None:
             self.paired.zero_blocks(block_ids)
 
+    def clear_null_block(self) -> None:
+        """The same of the null block, without the host's taking part, so that it may be a piece of what is recorded."""
+        self.raw_block(self.null_block).view(_BITS[self.dtype.itemsize]).zero_()
+
 
 def reserved_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Zeros in host memory that is not resident until it is written: numpy takes zeroed pages from the system untouched, torch.zeros

@@ -47,11 +47,12 @@ def context_rows(
     stale = (row[:, None] * kv.num_kv_heads + heads) * len(positions) + position[:, None]
     seen = lens[:, None] - np.arange(num_queries - 1, -1, -1)
     mask = np.where(positions >= seen[:, :, None], np.float32("-inf"), np.float32(0.0))[:, None]
+    device = kv.store.device
     return ContextRows(
-        rows=torch.from_numpy(rows),
-        blocks=torch.from_numpy(pairs.ravel()),
-        stale=torch.from_numpy(stale.ravel()),
-        mask=torch.from_numpy(mask[..., : padded or len(positions)]).to(kv.dtype),
+        rows=torch.from_numpy(rows).to(device),
+        blocks=torch.from_numpy(pairs.ravel()).to(device),
+        stale=torch.from_numpy(stale.ravel()).to(device),
+        mask=torch.from_numpy(mask[..., : padded or len(positions)]).to(device, kv.dtype),
     )
 
 
@@ -61,7 +62,7 @@ class ContextBuffer:
     def __init__(self, kv: KVPool, groups: Iterable[ContextRows]) -> None:
         self._kv = kv
         largest = max((group.blocks.numel() for group in groups), default=0)
-        self._keys = torch.empty(largest, kv.block_size * kv.head_dim, dtype=kv.dtype)
+        self._keys = torch.empty(largest, kv.block_size * kv.head_dim, dtype=kv.dtype, device=kv.store.device)
         self._values = torch.empty_like(self._keys)
 
     def keys(self, layer: int, group: ContextRows) -> Tensor:

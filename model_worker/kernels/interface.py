@@ -107,6 +107,8 @@ class Kernels(ABC):
     """How its KV pools lie."""
     can_be_captured = False
     """Whether a pass over a batch that lies on the device touches the host nowhere, so that a graph can be made of it."""
+    captured_tokens_max = 1 << 62
+    """Such a batch has at most so many rows times the longest context."""
 
     def __init__(self, group: Group = ALONE, peers: Group = ALONE, placement: Placement = ON_CPU) -> None:
         self.group = group

@@ -77,9 +77,11 @@ class TorchSparseAttention(TorchPagedAttention, SparseAttention):
         """Where the positions lie that a tile's queries attend to, int64 `[g * n, 1, k]`, and bool of that shape, true where a query has
         no further position. `keys` are the rows' index keys `[g, C, dim]`, None: everything is chosen."""
         (rows, count), width = tile.tokens.shape, tile.slots.shape[1]
-        places = torch.arange(width).expand(rows, count, -1) if keys is None else _best(tile, index, keys)
+        places = (
+            torch.arange(width, device=tile.last.device).expand(rows, count, -1) if keys is None else _best(tile, index, keys)
+        )
         # As many of the best places are positions that the query sees as there are such positions.
-        hidden = torch.arange(places.shape[2]) > tile.last
+        hidden = torch.arange(places.shape[2], device=places.device) > tile.last
         slots = tile.slots.unsqueeze(1).expand(-1, count, -1).gather(2, places).masked_fill(hidden, self._null_slot)
         return slots.flatten(0, 1).unsqueeze(1), hidden.flatten(0, 1).unsqueeze(1)
 
@@ -92,7 +94,7 @@ def _best(tile: _Piece, index: IndexQueries, keys: Tensor) -> Tensor:
     by_head = (query @ keys.transpose(1, 2)).relu_().view(rows, count, heads, -1)
     weights = index.weights.index_select(0, tokens).view(rows, count, 1, heads)
     scores = (weights @ by_head).squeeze(2)
-    scores.masked_fill_(torch.arange(scores.shape[2]) > tile.last, float("-inf"))
+    scores.masked_fill_(torch.arange(scores.shape[2], device=scores.device) > tile.last, float("-inf"))
     return scores.sort(dim=2, descending=True, stable=True).indices[..., : index.num_chosen]
 
 
@@ -103,4 +105,7 @@ def _piece(batch: Batch, kv: KVPool, rows: np.ndarray, tokens: np.ndarray) -> _P
     blocks = tables[rows][:, positions // kv.block_size].astype(np.int64)
     blocks = np.where(positions <= last[:, -1:], blocks, kv.null_block)
     slots = blocks * kv.block_size + positions % kv.block_size
-    return _Piece(torch.from_numpy(tokens), torch.from_numpy(last).unsqueeze(2), torch.from_numpy(slots))
+    device = kv.store.device
+    return _Piece(
+        torch.from_numpy(tokens).to(device), torch.from_numpy(last).unsqueeze(2).to(device), torch.from_numpy(slots).to(device)
+    )

@@ -48,7 +48,10 @@ class TorchPagedAttention(PagedAttention):
         counts = np.diff(starts)
         self._slots = HeadSlots(batch.slot_mapping, kv)
         self._groups = [
-            _Group(context_rows(rows, lens[rows], tables, kv, num_queries=len(tokens[0])), torch.from_numpy(tokens.ravel()))
+            _Group(
+                context_rows(rows, lens[rows], tables, kv, num_queries=len(tokens[0])),
+                torch.from_numpy(tokens.ravel()).to(kv.store.device),
+            )
             for rows, tokens in groups_of_few(starts, lens)
         ]
         self._prefills = [
@@ -93,7 +96,8 @@ class TorchPagedAttention(PagedAttention):
         for first in range(0, len(query), QUERY_TILE):
             tile = query[first : first + QUERY_TILE]
             end = earlier + first + len(tile)
-            visible = torch.arange(end) <= torch.arange(earlier + first, end).unsqueeze(1)
+            places = torch.arange(end, device=query.device)
+            visible = places <= places[earlier + first :].unsqueeze(1)
             outputs.append(_attend(tile, keys[:, :end], values[:, :end], visible))
         return torch.cat(outputs)
 
@@ -128,7 +132,7 @@ def _prefill_row(start: int, stop: int, context_len: int, table: np.ndarray, kv:
     if context_len == stop - start:
         return _PrefillRow(start, stop, context_len, None)
     blocks = table[: -(-context_len // kv.block_size)].astype(np.int64)
-    return _PrefillRow(start, stop, context_len, torch.from_numpy(blocks))
+    return _PrefillRow(start, stop, context_len, torch.from_numpy(blocks).to(kv.store.device))
 
 
 def _context(cache: Tensor, blocks: Tensor, context_len: int) -> Tensor:

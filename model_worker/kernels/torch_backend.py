@@ -58,7 +58,7 @@ class TorchKernels(Kernels):
         def expert(index: int, x: Tensor) -> Tensor:
             return self.linear(self.silu_and_mul(self.linear(x, gate_up[index], None)), down[index], None)
 
-        return _weighted_sum(x, ids, weights, len(gate_up), expert)
+        return self._weighted_sum(x, ids, weights, len(gate_up), expert)
 
     def clamped_experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: ClampedExperts) -> Tensor:
         def expert(index: int, x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class TorchKernels(Kernels):
             hidden = gate * torch.sigmoid(experts.alpha * gate) * (up + 1.0)
             return self.linear(hidden, experts.down[index], experts.down_bias[index])
 
-        return _weighted_sum(x, ids, weights, len(experts.gate_up), expert)
+        return self._weighted_sum(x, ids, weights, len(experts.gate_up), expert)
 
     def paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
         return TorchPagedAttention(batch, kv)
@@ -79,13 +79,14 @@ class TorchKernels(Kernels):
     def sparse_attention(self, batch: Batch, kv: KVPool) -> SparseAttention:
         return TorchSparseAttention(batch, kv)
 
-
-def _weighted_sum(x: Tensor, ids: Tensor, weights: Tensor, num_experts: int, expert: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """The sum of `expert(ids[t, k], x[t]) * weights[t, k]` over those k whose id is in `[0, num_experts)`."""
-    output = torch.zeros_like(x)
-    # Expert by expert in ascending order, so the order of a token's sum does not depend on the tokens beside it.
-    for index in torch.unique(ids[(ids >= 0) & (ids < num_experts)]).tolist():
-        tokens, places = (ids == index).nonzero(as_tuple=True)
-        part = expert(index, x.index_select(0, tokens)) * weights[tokens, places].unsqueeze(1)
-        output.index_add_(0, tokens, part.to(x.dtype))
-    return output
+    def _weighted_sum(
+        self, x: Tensor, ids: Tensor, weights: Tensor, num_experts: int, expert: Callable[[int, Tensor], Tensor]
+    ) -> Tensor:
+        """The sum of `expert(ids[t, k], x[t]) * weights[t, k]` over those k whose id is in `[0, num_experts)`."""
+        output = torch.zeros_like(x)
+        # Expert by expert in ascending order, so the order of a token's sum does not depend on the tokens beside it.
+        for index in torch.unique(ids[(ids >= 0) & (ids < num_experts)]).tolist():
+            tokens, places = (ids == index).nonzero(as_tuple=True)
+            part = expert(index, x.index_select(0, tokens)) * weights[tokens, places].unsqueeze(1)
+            output.index_add_(0, tokens, part.to(x.dtype))
+        return output

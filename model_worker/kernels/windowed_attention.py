@@ -94,9 +94,10 @@ def _piece(batch: Batch, kv: KVPool, rows: np.ndarray, tokens: np.ndarray, windo
     blocks = np.where(index < stop_block[:, None], blocks, kv.null_block).astype(np.int64)
     positions = first_block[:, None] * kv.block_size + np.arange(index.shape[1] * kv.block_size)
     hidden = (positions[:, None] > queries[:, :, None]) | (positions[:, None] < seen_from[:, :, None])
+    device = kv.store.device
     return _Piece(
-        tokens=torch.from_numpy(tokens.ravel()),
-        blocks=torch.from_numpy(blocks.ravel()),
-        stale=torch.from_numpy(positions > queries[:, -1:])[:, None, :, None],
-        hidden=torch.from_numpy(hidden)[:, None, None],
+        tokens=torch.from_numpy(tokens.ravel()).to(device),
+        blocks=torch.from_numpy(blocks.ravel()).to(device),
+        stale=torch.from_numpy(positions > queries[:, -1:])[:, None, :, None].to(device),
+        hidden=torch.from_numpy(hidden)[:, None, None].to(device),
     )
