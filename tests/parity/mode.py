@@ -56,6 +56,8 @@ class Mode:
     @property
     def speculation(self) -> SpeculationConfig:
         """The worker's configuration for this mode. Prompt lookup is eager, so that many drafts are wrong."""
+        if not self.num_drafts:
+            return SpeculationConfig()
         return SpeculationConfig(self.num_drafts, self.proposer, self.draft_model, ngram_min=1, ngram_max=3)
 
     def system(self, loaded: LoadedModel, held: Held | None = None) -> InProcess:

@@ -33,8 +33,8 @@ class TrainedHead:
     losses: list[float]
 
     def speculation(self, num_drafts: int) -> SpeculationConfig:
-        """The worker's configuration."""
-        return SpeculationConfig(num_drafts, self.proposer, self.draft_model)
+        """The worker's configuration, for 0 drafts without speculation."""
+        return SpeculationConfig(num_drafts, self.proposer, self.draft_model) if num_drafts else SpeculationConfig()
 
     def load(self) -> LoadedModel:
         """The model."""
