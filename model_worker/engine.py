@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from model_worker.batch_check import check_batch
-from model_worker.input_batch import Rows, build_batch, build_dummy_batch
+from model_worker.input_batch import Rows, Spans, build_batch, build_dummy_batch
 from model_worker.kv_blocks import KVBlocks, LocalBlocks, Moves
 from model_worker.kv_pool import KVPool
 from model_worker.logprobs import NO_IDS, logprobs_of
@@ -55,6 +55,7 @@ class _Computed:
     prompt_logprobs: PromptLogprobs | None
     failures: dict[int, str] = field(default_factory=dict)
     hidden: Tensor | None = None
+    bad_drafts: dict[int, int] = field(default_factory=dict)  # by row: its last positions, of drafts, that gave no number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,6 +219,8 @@ class Engine:
             _log.error("step %d: the row of slot %d fails: %s", step_id, rows.slots[row], text)
             self._slots.failures[int(rows.slots[row])] = text
             computed.done[row] = False
+        if computed.failures or computed.bad_drafts:
+            self._clear(rows, computed.bad_drafts | {row: rows.num_scheduled_tokens[row] for row in computed.failures})
         counts = np.count_nonzero(token_ids != NO_TOKEN, axis=1)
         computed_lens = rows.context_lens - np.where(rows.samples, rows.logits_counts - counts, 0)
         self._slots.computed_lens[rows.slots[computed.done]] = computed_lens[computed.done]
@@ -225,6 +228,13 @@ class Engine:
         if self._follower is not None and computed.done.any():
             self._follow(self._follower, computed, computed_lens)
         return RowResults(token_ids, drafts.counts, logprobs, computed.prompt_logprobs)
+
+    def _clear(self, rows: Rows, counts: dict[int, int]) -> None:
+        """Clear the last `counts` positions that these rows have computed. What they hold may be no number, and some kernels multiply what lies
+        behind a context by zero, so whoever is given the block next would be hit."""
+        which, how_many = np.array(list(counts)), np.array(list(counts.values()))
+        spans = Spans(rows.slots[which], rows.context_lens[which] - how_many, how_many)
+        self._blocks.move(Moves(zero_positions=spans.slot_mapping(self._slots, self._kv.block_size)))
 
     def _follow(self, follower: Follower, computed: _Computed, computed_lens: np.ndarray) -> None:
         """Tell the follower of a pass, after which its rows have KV up to `computed_lens`, int64 `[R]`."""
@@ -258,6 +268,8 @@ class Engine:
             self._rejection.revise(drawn, computed.logits, sample_rows, *rows.drafts.at(row_of, places))
         targets[row_of, places] = drawn
         computed.failures.update({int(row_of[at]): text for at, text in failures.items() if not places[at]})
+        for at in sorted(failures, reverse=True):  # the first of a row decides
+            computed.bad_drafts[int(row_of[at])] = int(rows.logits_counts[row_of[at]] - places[at])
         token_ids = accepted(targets, rows.drafts.token_ids)
         kept = token_ids[row_of, places]
         logprobs = sampled_logprobs(computed.logits, kept, sample_rows)

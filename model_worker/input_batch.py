@@ -91,22 +91,36 @@ class Spans:
     starts: np.ndarray
     counts: np.ndarray
 
+    def slot_mapping(self, table: SlotTable, block_size: int) -> np.ndarray:
+        """Where these positions lie, int64 `[T]`, see `Batch`."""
+        positions, slot_of = self._places()
+        return _slot_mapping(table, slot_of, positions, block_size)
+
+    def _places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Positions, and whose each is, int64 `[T]`."""
+        ends = np.cumsum(self.counts)
+        row_of = np.repeat(np.arange(len(self.counts)), self.counts)
+        return np.arange(len(row_of)) + (self.starts + self.counts - ends)[row_of], self.slots[row_of]
+
     def batch(self, table: SlotTable, block_size: int, num_singles: int, logits_rows: np.ndarray, ahead: int = 0) -> Batch:
         """The batch that computes them, of which the first `num_singles` are single positions, with the logits of these tokens of the pass
         (int64). At each position goes in the id that the slot has `ahead` positions further on. Its tensors are new."""
         ends, context_lens = np.cumsum(self.counts), self.starts + self.counts
-        row_of = np.repeat(np.arange(len(self.counts)), self.counts)
-        positions = np.arange(ends[-1]) + (context_lens - ends)[row_of]
-        slot_of = self.slots[row_of]
-        block_ids = table.block_tables[slot_of, positions // block_size].astype(np.int64)
+        positions, slot_of = self._places()
         blocks_max = -(-int(context_lens.max()) // block_size)
         return Batch(
             input_ids=torch.from_numpy(table.token_ids[slot_of, positions + ahead].astype(np.int64)),
             positions=torch.from_numpy(positions),
-            slot_mapping=torch.from_numpy(block_ids * block_size + positions % block_size),
+            slot_mapping=torch.from_numpy(_slot_mapping(table, slot_of, positions, block_size)),
             cu_seqlens_q=torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)),
             context_lens=torch.from_numpy(context_lens.astype(np.int32)),
             block_tables=torch.from_numpy(table.block_tables[self.slots, :blocks_max]),
             num_decodes=num_singles,
             logits_rows=torch.from_numpy(logits_rows),
         )
+
+
+def _slot_mapping(table: SlotTable, slot_of: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
+    block_ids = table.block_tables[slot_of, positions // block_size].astype(np.int64)
+    mapping: np.ndarray = block_ids * block_size + positions % block_size
+    return mapping

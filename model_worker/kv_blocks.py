@@ -12,16 +12,18 @@ from tessera.values.batch import ScheduledBatch, SlotSwap
 
 NO_PAIRS = np.empty((0, 2), dtype=np.int32)
 NO_BLOCKS = np.empty(0, dtype=np.int32)
+NO_SLOTS = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moves:
-    """What is done to whole blocks before a batch is computed, in this order. Pairs are int32 `[n, 2]` (source, target)."""
+    """What is done to blocks before a batch is computed, in this order, or to positions behind one. Pairs are int32 `[n, 2]` (source, target)."""
 
     swap_outs: np.ndarray = field(default_factory=lambda: NO_PAIRS)  # from the pool to the host pool
     copies: np.ndarray = field(default_factory=lambda: NO_PAIRS)  # within the pool, no target a source
     swap_ins: np.ndarray = field(default_factory=lambda: NO_PAIRS)  # from the host pool to the pool
     zero_blocks: np.ndarray = field(default_factory=lambda: NO_BLOCKS)  # of the pool, int32 `[Z]`
+    zero_positions: np.ndarray = field(default_factory=lambda: NO_SLOTS)  # see `KVPool.zero_positions`
 
     @classmethod
     def of(cls, batch: ScheduledBatch) -> "Moves":
@@ -53,6 +55,8 @@ class LocalBlocks:
         self._kv.copy_blocks(moves.copies)
         self._host.swap_in(moves.swap_ins)
         self._kv.zero_blocks(moves.zero_blocks)
+        if len(moves.zero_positions):
+            self._kv.zero_positions(moves.zero_positions)
 
     def read(self, block_ids: Sequence[int], *, is_host: bool) -> list[np.ndarray]:
         pool = self._host if is_host else self._kv

@@ -21,6 +21,10 @@ class KVLayout(ABC):
     def positions(self, plane: Tensor, *, is_value: bool) -> Tensor:
         """`plane` by position, `[num_blocks, block_size, num_kv_heads, head_dim]`: a view, or a copy."""
 
+    @abstractmethod
+    def clear(self, plane: Tensor, at: tuple[Tensor, Tensor], *, is_value: bool) -> None:
+        """Write zeros to positions of `plane`: `at` are their blocks and their offsets in these, int64 `[n]` each."""
+
 
 class HeadMajor(KVLayout):
     """`[num_blocks, num_kv_heads, block_size, head_dim]`: gathering blocks gives each head its tokens in one piece."""
@@ -33,6 +37,9 @@ class HeadMajor(KVLayout):
 
     def positions(self, plane: Tensor, *, is_value: bool) -> Tensor:
         return plane.transpose(1, 2)
+
+    def clear(self, plane: Tensor, at: tuple[Tensor, Tensor], *, is_value: bool) -> None:
+        plane.transpose(1, 2)[at] = 0
 
 
 class TokenMajor(KVLayout):
@@ -47,6 +54,9 @@ class TokenMajor(KVLayout):
 
     def positions(self, plane: Tensor, *, is_value: bool) -> Tensor:
         return self.keys(plane)
+
+    def clear(self, plane: Tensor, at: tuple[Tensor, Tensor], *, is_value: bool) -> None:
+        self.keys(plane)[at] = 0
 
 
 HEAD_MAJOR = HeadMajor()

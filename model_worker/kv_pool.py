@@ -168,6 +168,16 @@ class KVPool:
         if self.paired is not None:
             self.paired.zero_blocks(block_ids)
 
+    def zero_positions(self, slots: np.ndarray) -> None:
+        """Clear single positions in all layers, int64 `[n]`: block_id * block_size + offset."""
+        at = tuple(torch.from_numpy(part).to(self.store.device) for part in np.divmod(slots, self.block_size))
+        bits = self._data.view(_BITS[self.dtype.itemsize])
+        for layer in range(self.num_layers):
+            for plane in range(self.num_planes):
+                self.store.layout.clear(bits[layer, plane], (at[0], at[1]), is_value=plane == 1)
+        if self.paired is not None:
+            self.paired.zero_positions(slots)
+
     def clear_null_block(self) -> None:
         """The same of the null block, without the host's taking part, so that it may be a piece of what is recorded."""
         self.raw_block(self.null_block).view(_BITS[self.dtype.itemsize]).zero_()

@@ -192,6 +192,20 @@ def test_a_row_with_nan_logits_fails_alone_and_stays_out_until_it_is_dropped() -
     assert output.row_errors == () and output.token_ids.tolist() == continuation([8, 9], 1)
 
 
+def test_what_a_failed_row_has_written_is_cleared_and_nothing_else() -> None:
+    """Some kernels multiply what lies behind a context by zero: a NaN there would end whoever has the block next."""
+    driver, sound = EngineDriver(SabotagedLM(spoil_token(66))), EngineDriver()
+    for each in (driver, sound):
+        each.run([Row(0, 6, 6), Row(1, 2, 2)], [entry(0, PROMPT, [7, 2], "a"), entry(1, [8, 9, 66, 1], [3], "b")])
+        each.run([Row(0, 1, 7), Row(1, 2, 4)])
+    (failed,) = driver.engine.read_blocks([3])
+    (whole,) = sound.engine.read_blocks([3])
+    assert (
+        np.array_equal(failed.kv[:, :, :2], whole.kv[:, :, :2]) and not failed.kv[:, :, 2:].any() and whole.kv[:, :, 2:4].all()
+    )
+    assert driver.kv(7, 2) == sound.kv(7, 2)
+
+
 def test_an_unfinished_chunk_with_nan_does_not_count_as_computed() -> None:
     driver = EngineDriver(SabotagedLM(spoil_token(66)))
     output = driver.run([Row(0, 4, 4)], [entry(0, [66, 1, 2, 3, 4, 5], [0, 1])])

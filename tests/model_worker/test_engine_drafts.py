@@ -231,6 +231,8 @@ def test_tokens_before_a_nan_stand_and_the_next_step_fails_the_row() -> None:
     driver.model.nan_after = {TOKENS[2]}
     assert driver.speculate(TOKENS[1:4]) == TOKENS[1:3]
     assert driver.slot.computed_len == 8, "KV with a NaN does not count"
+    kept = np.concatenate([block.kv for block in driver.engine.read_blocks(driver.slot.block_table)], axis=2)
+    assert kept[:, :, :8].all() and not kept[:, :, 8:].any(), "nor does it lie about"
     output = driver.run([Row(0, 4, 12)], num_decodes=1, seen_step=driver.step)
     assert output.token_counts.tolist() == [0] and "NaN" in output.row_errors[0].message
 
