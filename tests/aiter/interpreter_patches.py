@@ -3,6 +3,8 @@
 - `tl.assume` is a hint to a compiler: the interpreter demands it of values that it cannot decide, so here it means nothing.
 - bfloat16 goes through ml_dtypes: the interpreter keeps it as 16-bit integers, and rounds towards zero.
 - 8-bit floats: MI300's (no negative zero, `fnuz`) are unknown to it, and all of them are cut instead of rounded to nearest even.
+- A function that a kernel calls patches the language again, for no effect, and `tl.flip` reduces with xor, element by element in Python: both took
+  most of a rotation's time.
 - `tl.dot` multiplies in float32: numpy cannot multiply bfloat16 matrices, and a GPU accumulates in float32 too.
 """
 
@@ -29,6 +31,8 @@ def apply() -> None:
     InterpreterBuilder.create_assume = lambda self, condition: None
     _teach_bfloat16()
     _teach_float8()
+    _patch_once_per_launch()
+    _reduce_xor_in_numpy()
 
 
 def _teach_bfloat16() -> None:
@@ -88,3 +92,32 @@ def _teach_float8() -> None:
 
     interpreter._patch_lang_core = patch_lang_core_with_fnuz
     InterpreterBuilder.create_fp_to_fp = convert
+
+
+def _patch_once_per_launch() -> None:
+    patch_lang = interpreter._patch_lang
+
+    def patch_lang_wholly(function: Any) -> Any:
+        scope = patch_lang(function)
+        for module in (tl, tl.core):
+            interpreter._patch_builtin(module, interpreter.interpreter_builder, scope)
+            interpreter._patch_lang_core(module, scope)
+        return scope
+
+    def call(self: Any, *args: Any, **keywords: Any) -> Any:
+        return self.rewrite()(*args, **keywords)
+
+    interpreter._patch_lang = patch_lang_wholly
+    interpreter.InterpretedFunction.__call__ = call
+
+
+def _reduce_xor_in_numpy() -> None:
+    apply = interpreter.ReduceOps.apply_impl
+
+    def apply_impl(self: Any, values: Any) -> Any:
+        if self.combine_fn is not tl.standard._xor_combine:
+            return apply(self, values)
+        data = values[0].handle.data
+        return self.to_tensor(np.bitwise_xor.reduce(data, axis=self.axis, keepdims=self.keep_dims), values[0].dtype)
+
+    interpreter.ReduceOps.apply_impl = apply_impl
