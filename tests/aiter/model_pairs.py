@@ -56,12 +56,17 @@ class _Echo:
 
 
 class PagedDriver(EngineDriver):
-    """A driver whose pool has blocks of 16 positions, kept as the kernels read them. `kv_dtype`: of the pool, if not the model's."""
+    """A driver whose pool has blocks of 16 positions, kept as the kernels read them. It is full of NaN. `kv_dtype`: of the pool, if
+    not the model's."""
 
     def __init__(self, shape: ModelConfig, kernels: Kernels, kv_dtype: torch.dtype | None = None) -> None:
         self.watched = _Watched(_rounded(build(shape, kernels)))
         self.model, self.step = self.watched, 0
         self.pool = kv = KVPool.of_shape(shape.kv_shape, NUM_BLOCKS, BLOCK, kernels.kv_store(kv_dtype))
+        if kernels.flavour != "torch":
+            for layer in range(kv.num_layers):
+                for plane in (kv.keys(layer), kv.values(layer)):  # what another request left
+                    plane[: kv.null_block].view(torch.uint8).fill_(0xFF)
         info = ModelInfo("m", shape.architecture, shape.vocab_size, MAX_LEN, (), None, "", "")
         geometry = KVGeometry(NUM_BLOCKS, BLOCK, kv.bytes_per_token, kv.geometry.kv_format, 0)
         limits = WorkerLimits(max_num_seqs=2, max_num_batched_tokens=32, num_speculative_tokens=2)

@@ -33,7 +33,9 @@ class TritonAttention(RotatingAttention, WindowedAttention):
             cu_seqlens_q=placement.take(batch.cu_seqlens_q),
             context_lens=placement.take(batch.context_lens),
             block_tables=placement.take(batch.block_tables),
-            queries_max=batch.max_query_len,
+            # Where AITER is told of one query per row, it multiplies what lies behind a context in its last block by 0: a NaN left there by another
+            # request would get through.
+            queries_max=max(2, batch.max_query_len),
             context_max=batch.max_context_len,
         )
 
