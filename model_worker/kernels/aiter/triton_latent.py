@@ -1,7 +1,8 @@
 """Multi-head latent attention by AITER's Triton kernels: many query heads over one vector per position, whose first part is the value too.
 
-The kernel that every AITER has reads a list of the slots of each query's context. The lists of a pass are made on the device. Those of a long
-prefill would take more memory than what they list, so it goes in pieces, whose lists are made for each layer anew.
+The kernel reads a list of the slots of each query's context. (AITER's newest have one that reads block tables; it multiplies what lies behind a
+context in its last block by 0, so a NaN left there by another request would get through.) The lists of a pass are made on the device. Those of
+a long prefill would take more memory than what they list, so it goes in pieces, whose lists are made for each layer anew.
 """
 
 import torch
@@ -14,8 +15,10 @@ from model_worker.kv_pool import KVPool
 from model_worker.placement import Placement
 from tessera.values.config import ConfigError
 
-LISTED_MAX = 1 << 24
-"""Slots listed at once: 64 MiB, and as much again twice while they are made."""
+LISTED_MAX = 1 << 26
+"""Slots listed at once: 256 MiB."""
+
+_LISTED_STEP = 1 << 22  # worked out at once: some 100 MiB of positions and places
 
 PIECE_QUERIES_MAX = 512
 """Queries of a piece, whose heads have a float32 value each before it is their result: 128 heads of 512 elements take 128 MiB."""
@@ -54,16 +57,24 @@ class TritonLatentAttention(TritonAttention):
 
     def _list(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
         """Where the contexts of the queries `[first, stop)` begin, int32 `[n + 1]`, and their slots one after the other, int32."""
-        block_size, tables = self._pool.block_size, self._rows.block_tables
         lens = self._lens[first:stop]
         starts = torch.cat((lens.new_zeros(1), lens.cumsum(0)))
-        positions = torch.arange(self._rows.context_max, device=lens.device)
-        columns = torch.div(positions, block_size, rounding_mode="floor").clamp(max=tables.shape[1] - 1)
-        slots = tables[self._row_of[first:stop]][:, columns] * block_size + positions % block_size
-        room = len(lens) * len(positions)
-        places = torch.where(positions < lens.unsqueeze(1), starts[:-1].unsqueeze(1) + positions, room)
-        listed = tables.new_zeros(room + 1).scatter_(0, places.flatten(), slots.int().flatten())
+        room = len(lens) * self._rows.context_max
+        listed = self._slots.new_zeros(room + 1, dtype=torch.int32)
+        step = max(1, _LISTED_STEP // self._rows.context_max)
+        for part in range(0, len(lens), step):
+            slots, is_seen = self._context(slice(first + part, min(first + part + step, stop)))
+            places = starts[part : part + len(slots)].unsqueeze(1) + torch.arange(slots.shape[1], device=slots.device)
+            listed.scatter_(0, torch.where(is_seen, places, room).flatten(), slots.flatten())
         return starts.int(), listed
+
+    def _context(self, queries: slice) -> tuple[Tensor, Tensor]:
+        """Slots of the positions from 0 on, int32 `[n, context_max]`, and which of them each query sees."""
+        block_size, tables = self._pool.block_size, self._rows.block_tables
+        positions = torch.arange(self._rows.context_max, dtype=torch.int32, device=tables.device)
+        columns = torch.div(positions, block_size, rounding_mode="floor").clamp(max=tables.shape[1] - 1)
+        slots = tables[self._row_of[queries]].index_select(1, columns) * block_size + positions % block_size
+        return slots, positions < self._lens[queries].unsqueeze(1)
 
     def _num_splits(self, queries: int, heads: int) -> int:
         """In how many parts each context is worked on at once, a power of two."""
