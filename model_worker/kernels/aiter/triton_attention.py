@@ -3,6 +3,7 @@ anything, so that a graph can be made of a step."""
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from model_worker.batch import Batch
 from model_worker.kernels.aiter.triton_calls import KVCache, PagedRows, TritonCalls
@@ -14,6 +15,8 @@ from tessera.values.config import ConfigError
 
 BLOCK_SIZE_MIN = 16
 """Tokens that the matrix units take at once."""
+
+_LOOKED_UP = 64  # positions
 
 
 class BlockSizeUnfit(ConfigError):
@@ -32,12 +35,12 @@ class TritonAttention(RotatingAttention, WindowedAttention):
         self._rows = PagedRows(
             cu_seqlens_q=placement.take(batch.cu_seqlens_q),
             context_lens=placement.take(batch.context_lens),
-            block_tables=placement.take(batch.block_tables),
-            # Where AITER is told of one query per row, it multiplies what lies behind a context in its last block by 0: a NaN left there by another
-            # request would get through.
-            queries_max=max(2, batch.max_query_len),
+            # AITER looks up the blocks of 64 positions at once, those behind a context too.
+            block_tables=pad(placement.take(batch.block_tables), (0, _LOOKED_UP // kv.block_size)),
+            queries_max=batch.max_query_len,
             context_max=batch.max_context_len,
         )
+        kv.clear(_begun_blocks(batch.slot_mapping, kv).to(placement.device))
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         cache = self._cache(layer)
@@ -77,6 +80,14 @@ class TritonAttention(RotatingAttention, WindowedAttention):
             heads = (heads.float() / scale).clamp(-largest, largest).to(plane.dtype)
             vectors, heads = vectors.view(torch.uint8), heads.view(torch.uint8)  # index_copy_ knows no 8-bit floats
         vectors.index_copy_(0, self._slots, heads)
+
+
+def _begun_blocks(slots: Tensor, kv: KVPool) -> Tensor:
+    """Blocks whose first position is written now. They are cleared: what lies behind a context in its last block, AITER multiplies by 0, so a NaN
+    left there by another request would get through. On a device the null block stands for those that are not begun: the host does not know
+    how many there are."""
+    blocks, is_first = torch.div(slots, kv.block_size, rounding_mode="floor"), slots % kv.block_size == 0
+    return blocks[is_first] if slots.device.type == "cpu" else torch.where(is_first, blocks, kv.null_block)
 
 
 def _is_power_of_two(size: int) -> bool:
