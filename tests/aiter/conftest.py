@@ -20,6 +20,8 @@ if find_spec("triton") is None:
 # Read when triton is imported, so before everything else.
 os.environ["TRITON_INTERPRET"] = "1" if MODE == "interpreter" else "0"
 
+from model_worker.kernels.aiter.library import AiterLibrary  # noqa: E402
+from model_worker.kernels.aiter.triton_calls import TritonCalls  # noqa: E402
 from tests.aiter import compiled_modules, fake_rocm  # noqa: E402
 
 # Removed when the process ends.
@@ -50,3 +52,9 @@ def recorded_calls() -> list[compiled_modules.Call]:
     """The calls of compiled operators in this test so far, see `compiled_modules`."""
     compiled_modules.CALLS.clear()
     return compiled_modules.CALLS
+
+
+@pytest.fixture(scope="session")
+def triton_calls(arch: str) -> TritonCalls:
+    """AITER's real Triton kernels, called as the worker calls them."""
+    return TritonCalls(AiterLibrary(arch))
