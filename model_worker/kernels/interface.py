@@ -21,6 +21,9 @@ from model_worker.placement import ON_CPU, Placement
 Product = Callable[[Tensor, Tensor | None], Tensor]
 """`x @ weight.T + bias` of x `[T, in]` and bias `[out]`, with a weight of its own."""
 
+ExpertsSum = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""`Kernels.experts` of x, ids and weights, with experts of its own."""
+
 
 class PagedAttention(ABC):
     """Attention of one batch over one pool: indices and masks are made once per step and serve every layer."""
@@ -172,6 +175,10 @@ class Kernels(ABC):
         """The sum over k of `weights[t, k] * (down[e] @ silu_and_mul(gate_up[e] @ x[t]))` with e = `ids[t, k]`: x `[T, hidden]`, ids
         int64 and weights `[T, num_chosen]`, gate_up `[num_experts, 2 * n, hidden]`, down `[num_experts, hidden, n]`. Ids outside `[0,
         num_experts)` are experts of other ranks and add nothing."""
+
+    def pack_experts(self, gate_up: Tensor, down: Tensor) -> ExpertsSum | None:
+        """As `pack`, for the weights of `experts`; None: that takes them as they are."""
+        return None
 
     @abstractmethod
     def clamped_experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: ClampedExperts) -> Tensor:

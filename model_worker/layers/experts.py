@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from model_worker.kernels.interface import Kernels
+from model_worker.kernels.interface import ExpertsSum, Kernels
 from model_worker.layers.decoder import FeedForward
 from model_worker.layers.expert_parallel import expert_share, over_peers
 from model_worker.layers.mlp import MLP
@@ -44,8 +44,9 @@ class Experts:
         self._share = expert_share(config.num_experts, kernels)
         size, count = config.intermediate_size, self._share.size
         # Stored [in, out] as in Linear; both read as the usual [out, in], gate above up.
-        self._gate_up = torch.empty(count, hidden_size, 2 * size).transpose(1, 2)
-        self._down = torch.empty(count, size, hidden_size).transpose(1, 2)
+        gate_up = torch.empty(count, hidden_size, 2 * size).transpose(1, 2)
+        self._loaded: tuple[Tensor, Tensor] | None = gate_up, torch.empty(count, size, hidden_size).transpose(1, 2)
+        self._sum: ExpertsSum | None = None
         self._shared = MLP(kernels, hidden_size, config.num_shared * size) if config.num_shared else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -55,16 +56,34 @@ class Experts:
         return self._kernels.group.all_reduce(output if self._shared is None else output + self._shared.partial(x))
 
     def _chosen(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return self._kernels.experts(x, ids - self._share.start, weights, self._gate_up, self._down)
+        if self._sum is None:
+            self._sum = self._first_use()
+        return self._sum(x, ids - self._share.start, weights)
+
+    def _first_use(self) -> ExpertsSum:
+        """From now on the kernels may have taken the weights over, and they cannot be loaded."""
+        gate_up, down = self._weights
+        packed = self._kernels.pack_experts(gate_up, down)
+        if packed is None:
+            return lambda x, ids, weights: self._kernels.experts(x, ids, weights, gate_up, down)
+        self._loaded = None
+        return packed
+
+    @property
+    def _weights(self) -> tuple[Tensor, Tensor]:
+        """Gate above up, and down, to load them into."""
+        assert self._loaded is not None, "the kernels have taken these weights over"
+        return self._loaded
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes, expert by expert."""
         slots = self._router.slots(prefix)
         gate, up, down = self._names
-        gate_weights, up_weights = self._gate_up.chunk(2, dim=1)
+        gate_up, down_weights = self._weights
+        gate_weights, up_weights = gate_up.chunk(2, dim=1)
         for expert in range(self._share.whole):
             at = expert - self._share.start
-            for kind, weight in ((gate, gate_weights), (up, up_weights), (down, self._down)):
+            for kind, weight in ((gate, gate_weights), (up, up_weights), (down, down_weights)):
                 view = weight[at] if 0 <= at < self._share.size else weight.new_empty(0, weight.shape[2])
                 slots[f"{prefix}.experts.{expert}.{kind}.weight"] = WeightSlot(view, whole_size=weight.shape[1])
         return slots if self._shared is None else slots | self._shared.slots(f"{prefix}.shared_experts")
