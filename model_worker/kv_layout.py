@@ -17,6 +17,11 @@ class KVLayout(ABC):
     def values(self, plane: Tensor) -> Tensor:
         """A layer's values as the kernels take them: a view of `plane`."""
 
+    @property
+    def of_single_planes(self) -> "KVLayout":
+        """How a plane lies that is the only one, keys and values in one, of one head."""
+        return self
+
     @abstractmethod
     def positions(self, plane: Tensor, *, is_value: bool) -> Tensor:
         """`plane` by position, `[num_blocks, block_size, num_kv_heads, head_dim]`: a view, or a copy."""
@@ -59,5 +64,30 @@ class TokenMajor(KVLayout):
         self.keys(plane)[at] = 0
 
 
+class Shuffled(KVLayout):
+    """Of each head of a block 16 bytes at a time, x elements: keys `[num_blocks, num_kv_heads, head_dim / x, block_size, x]`, values
+    `[num_blocks, num_kv_heads, block_size / x, head_dim, x]`, as AITER's assembly reads them. Single planes are as `TokenMajor` has them."""
+
+    @property
+    def of_single_planes(self) -> KVLayout:
+        return TOKEN_MAJOR
+
+    def keys(self, plane: Tensor) -> Tensor:
+        num_blocks, num_kv_heads, block_size, head_dim = plane.shape
+        x = 16 // plane.dtype.itemsize
+        return plane.view(num_blocks, num_kv_heads, head_dim // x, block_size, x)
+
+    def values(self, plane: Tensor) -> Tensor:
+        num_blocks, num_kv_heads, block_size, head_dim = plane.shape
+        x = 16 // plane.dtype.itemsize
+        return plane.view(num_blocks, num_kv_heads, block_size // x, head_dim, x)
+
+    def positions(self, plane: Tensor, *, is_value: bool) -> Tensor:
+        if is_value:
+            return self.values(plane).permute(0, 2, 4, 1, 3).flatten(1, 2)
+        return self.keys(plane).permute(0, 3, 1, 2, 4).flatten(3)
+
+
 HEAD_MAJOR = HeadMajor()
 TOKEN_MAJOR = TokenMajor()
+SHUFFLED = Shuffled()

@@ -74,6 +74,7 @@ class KVPool:
         self.head_dim = head_dim
         self.num_planes = num_planes
         self.store = store
+        self._layout = store.layout.of_single_planes if num_planes == 1 else store.layout
         shape = (num_layers, num_planes, num_blocks + 1, num_kv_heads, block_size, head_dim)
         self._data = _zeros(shape, store)
         self.scales = torch.ones(num_layers, 2, dtype=torch.float32, device=store.device)
@@ -127,13 +128,13 @@ class KVPool:
 
     def keys(self, layer: int) -> Tensor:
         """The keys of one layer as its kernels take them, a view."""
-        return self.store.layout.keys(self._data[layer, 0])
+        return self._layout.keys(self._data[layer, 0])
 
     def values(self, layer: int) -> Tensor:
         """The values of one layer as its kernels take them, a view. With one plane these are the keys."""
         if self.num_planes == 1:
             return self.keys(layer)
-        return self.store.layout.values(self._data[layer, 1])
+        return self._layout.values(self._data[layer, 1])
 
     def raw_block(self, block_id: int) -> Tensor:
         """One block as it lies, a view of the nominal shape `[num_layers, num_planes, num_kv_heads, block_size, head_dim]`."""
@@ -146,8 +147,7 @@ class KVPool:
     def read_block(self, raw: Tensor) -> np.ndarray:
         """A copy of a block of this pool, or of its host pool, as float32 `[num_layers, num_planes, block_size, num_kv_heads, head_dim]` on the
         host; see `raw_block`."""
-        layout = self.store.layout
-        planes = [layout.positions(raw[:, plane], is_value=plane == 1) for plane in range(self.num_planes)]
+        planes = [self._layout.positions(raw[:, plane], is_value=plane == 1) for plane in range(self.num_planes)]
         block = torch.stack(planes, dim=1).to("cpu", torch.float32)
         if self.dtype.itemsize == 1:
             block *= self.scales.cpu()[:, : self.num_planes, None, None, None]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model_worker.host_pool import HostPool
-from model_worker.kv_layout import TOKEN_MAJOR
+from model_worker.kv_layout import SHUFFLED, TOKEN_MAJOR
 from model_worker.kv_pool import KVPool, KVPoolTooSmall, KVStore, num_blocks_for, reserved_zeros
 from model_worker.kv_shape import KVShape
 from tessera.values.config import ConfigError
@@ -129,3 +129,26 @@ def test_a_host_pool_costs_nothing_until_it_is_used() -> None:
 def test_a_pool_for_which_there_is_no_memory_says_which_options_to_lower():
     with pytest.raises(ConfigError, match="lower kv_cache_bytes or swap_bytes"):
         reserved_zeros((2**40, 2**20), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_shuffled_blocks_lie_as_assembly_reads_them_and_are_read_back_by_position(dtype: torch.dtype) -> None:
+    """Of a head 16 bytes of a key lie together, then the next position's; of values 16 bytes' worth of positions of one element."""
+    store = KVStore(dtype, "aiter-native", SHUFFLED)
+    kv, x = KVPool.of_shape(KVShape(2, 3, 32), 4, 16, store), 16 // dtype.itemsize
+    assert kv.keys(1).shape == (5, 3, 32 // x, 16, x) and kv.values(1).shape == (5, 3, 16 // x, 32, x)
+    expected = torch.randint(-8, 8, (2, 2, 16, 3, 32)).float()
+    for layer, position, head in np.ndindex(2, 16, 3):
+        key, value = expected[layer, :, position, head].to(dtype)
+        kv.keys(layer)[2, head, :, position] = key.view(-1, x)
+        kv.values(layer)[2, head, position // x, :, position % x] = value
+    assert np.array_equal(kv.block(2), expected.numpy())
+    kv.copy_blocks(np.array([[2, 0]], np.int32))
+    assert np.array_equal(kv.block(0), expected.numpy()) and not kv.block(1).any()
+
+
+def test_a_single_plane_is_never_shuffled() -> None:
+    kv = KVPool.of_shape(KVShape(1, 1, 32, num_planes=1), 4, 16, KVStore(torch.bfloat16, "aiter-native", SHUFFLED))
+    assert kv.keys(0).shape == kv.values(0).shape == (5, 16, 1, 32)
+    kv.keys(0)[3, 5] = 7.0
+    assert np.flatnonzero(kv.block(3).any(axis=(0, 1, 3, 4))).tolist() == [5]
