@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from model_worker.batch import Batch
 from model_worker.group import ALONE, Group
+from model_worker.kernels.aiter.fp8_weights import quantized_blocks, quantized_rows
 from model_worker.kernels.aiter.library import AiterLibrary
 from model_worker.kernels.aiter.triton_attention import TritonAttention
 from model_worker.kernels.aiter.triton_calls import Scaled, SortedTokens, TritonCalls
@@ -52,10 +53,10 @@ class AiterTritonKernels(TorchKernels):
     def pack(self, weight: Tensor) -> Product:
         """In 8 bits where it was asked for; else with a row in one piece, as the GPU reads it best."""
         if self._quantization is Quantization.FP8:
-            rows = _quantize_rows(weight, self._calls.library.fp8)
+            rows = Scaled(*quantized_rows(weight, self._calls.library.fp8))
             return lambda x, bias: self._calls.gemm_fp8(self._calls.quantize(x), rows, bias, x.dtype)
         if self._quantization is Quantization.FP8_BLOCK and weight.shape[1] % 128 == 0:
-            blocks = _quantize_blocks(weight, self._calls.library.fp8)
+            blocks = Scaled(*quantized_blocks(weight, self._calls.library.fp8))
             return lambda x, bias: self._add(self._calls.gemm_fp8_block(self._calls.quantize_groups(x), blocks, x.dtype), bias)
         kept = weight.contiguous()
         return lambda x, bias: self._calls.gemm(x, kept, bias)
@@ -118,18 +119,3 @@ class AiterTritonKernels(TorchKernels):
 
     def sparse_attention(self, batch: Batch, kv: KVPool) -> SparseAttention:
         return TorchSparseAttention(batch, kv)
-
-
-def _quantize_rows(weight: Tensor, dtype: torch.dtype) -> Scaled:
-    """Weight `[N, K]` with a scale per row."""
-    scales = weight.abs().amax(dim=1).float().clamp(min=1e-12) / torch.finfo(dtype).max
-    return Scaled((weight.float() / scales.unsqueeze(1)).to(dtype).contiguous(), scales)
-
-
-def _quantize_blocks(weight: Tensor, dtype: torch.dtype) -> Scaled:
-    """Weight `[N, K]`, K a multiple of 128, with a scale per 128 by 128 elements."""
-    rows, columns = weight.shape
-    padded = functional.pad(weight.float(), (0, 0, 0, -rows % 128)).view(-1, 128, columns // 128, 128)
-    scales = padded.abs().amax(dim=(1, 3)).clamp(min=1e-12) / torch.finfo(dtype).max
-    values = (padded / scales[:, None, :, None]).to(dtype).view(-1, columns)[:rows]
-    return Scaled(values.contiguous(), scales)
