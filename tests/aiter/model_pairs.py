@@ -88,9 +88,12 @@ class PagedDriver(EngineDriver):
         assert output.row_errors == () and set(output.token_ids.tolist()) <= {SAID}
 
 
-def worst_error(shape: ModelConfig, kernels: Kernels, kv_dtype: torch.dtype | None = None) -> float:
-    """The largest difference between a logit of `kernels` and one of the torch backend in float32, in standard deviations of the latter."""
-    expected = PagedDriver(shape, TorchKernels()).conversation()
+def worst_error(
+    shape: ModelConfig, kernels: Kernels, kv_dtype: torch.dtype | None = None, reference: Kernels | None = None
+) -> float:
+    """The largest difference between a logit of `kernels` and one of `reference`, which is the torch backend in float32 unless given, in standard
+    deviations of the latter."""
+    expected = PagedDriver(shape, reference or TorchKernels()).conversation()
     found = PagedDriver(shape, kernels, kv_dtype).conversation()
     assert found.shape == expected.shape and found.dtype == torch.float32
     return float((found - expected).abs().max() / expected.std())

@@ -114,7 +114,7 @@ class NativeCalls:
     def pa_fwd_asm(
         self, query: Tensor, caches: tuple[Tensor, Tensor], tables: Tensor, context_lens: Tensor, unit_scales: Tensor | None
     ) -> Tensor:
-        """Attention of one query per row, `[R, H, 128]`, scaled by 128 ** -0.5, over caches as `reshape_and_cache` writes them, of blocks of 16;
+        """Attention of one query per row, `[R, H, 128]`, contiguous, scaled by 128 ** -0.5, over caches as `reshape_and_cache` writes them, of blocks of 16;
         `tables` int32 `[R, blocks]`, contiguous, `context_lens` int32 `[R]`. H / KH is 16 at most. Of 8-bit caches each token has a scale:
         `unit_scales` float32 `[blocks, KH, 16]`, for keys and values. Returns `[R, H, 128]`."""
         return self._tensor(
@@ -141,6 +141,9 @@ class NativeCalls:
         """Attention of one query per row, `[R, H, 576]`, over vectors `[slots, 1, 1, 576]`, of which the first 512 are the values too. H is 16 or
         128. Returns `[R, H, 512]`. At the head of AITER the size of a page is an argument; here it is 1, as the cache's shape says."""
         output = query.new_empty(*query.shape[:2], 512)
+        # It keeps a tensor of an earlier call for another like it. A graph would read that one when it is long gone: let each call make its own.
+        remembered: Any = self._op("get_meta_param", "aiter.mla").function
+        remembered.cache_clear()
         self._op("mla_decode_fwd", "aiter.mla")(
             q=query,
             kv_buffer=cache,
@@ -210,10 +213,10 @@ class NativeCalls:
         """A copy of `weight` `[..., N, K]` as the matrix cores read it: tiles of 16 rows by 64 bytes. N divides by 16, K by 32."""
         return self._tensor("shuffle_weight", "aiter.ops.shuffle", x=weight, layout=(16, 16))
 
-    def fused_moe(self, x: Tensor, weights: tuple[Tensor, Tensor], ids: Tensor, factors: Tensor, mask: Tensor) -> Tensor:
+    def fused_moe(self, x: Tensor, weights: tuple[Tensor, Tensor], ids: Tensor, factors: Tensor, mask: Tensor | None) -> Tensor:
         """The sum of `factors` float32 `[T, k]` times what the experts `ids` int32 `[T, k]` give for `x` `[T, hidden]`. `weights`, shuffled: gate
         above up `[experts, 2 n, hidden]`, and down `[experts, hidden, n]`. `mask` int32 `[ids]`: 1 for each id that has weights, in their order, 0
-        for those that add nothing. The tensors that `shuffle_weight` gave, no views: they carry a mark."""
+        for those that add nothing; None: all have. The tensors that `shuffle_weight` gave, no views: they carry a mark."""
         return self._tensor(
             "fused_moe",
             "aiter.fused_moe",
