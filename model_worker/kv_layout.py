@@ -87,6 +87,14 @@ class Shuffled(KVLayout):
             return self.values(plane).permute(0, 2, 4, 1, 3).flatten(1, 2)
         return self.keys(plane).permute(0, 3, 1, 2, 4).flatten(3)
 
+    def clear(self, plane: Tensor, at: tuple[Tensor, Tensor], *, is_value: bool) -> None:
+        blocks, offsets = at
+        if is_value:
+            x = 16 // plane.dtype.itemsize
+            self.values(plane).permute(0, 2, 4, 1, 3)[blocks, offsets // x, offsets % x] = 0
+        else:
+            self.keys(plane).permute(0, 3, 1, 2, 4)[blocks, offsets] = 0
+
 
 HEAD_MAJOR = HeadMajor()
 TOKEN_MAJOR = TokenMajor()

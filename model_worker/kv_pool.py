@@ -161,13 +161,10 @@ class KVPool:
         if self.paired is not None:
             self.paired.copy_blocks(pairs)
 
-    def clear(self, block_ids: Tensor) -> None:
-        """Clear whole blocks here, but not in the paired pool: int64 `[Z]` on this device, the null block among them or not."""
-        self._data.view(_BITS[self.dtype.itemsize]).index_fill_(2, block_ids, 0)
-
     def zero_blocks(self, block_ids: np.ndarray) -> None:
         """Clear whole blocks, int32 `[Z]`."""
-        self.clear(torch.from_numpy(block_ids.astype(np.int64)).to(self.store.device))
+        bits = self._data.view(_BITS[self.dtype.itemsize])
+        bits.index_fill_(2, torch.from_numpy(block_ids.astype(np.int64)).to(self.store.device), 0)
         if self.paired is not None:
             self.paired.zero_blocks(block_ids)
 
@@ -177,7 +174,7 @@ class KVPool:
         bits = self._data.view(_BITS[self.dtype.itemsize])
         for layer in range(self.num_layers):
             for plane in range(self.num_planes):
-                self.store.layout.clear(bits[layer, plane], (at[0], at[1]), is_value=plane == 1)
+                self._layout.clear(bits[layer, plane], (at[0], at[1]), is_value=plane == 1)
         if self.paired is not None:
             self.paired.zero_positions(slots)
 

@@ -56,7 +56,7 @@ class _Echo:
 
 
 class PagedDriver(EngineDriver):
-    """A driver whose pool has blocks of 16 positions, kept as the kernels read them. It is full of NaN. `kv_dtype`: of the pool, if
+    """A driver whose pool has blocks of 16 positions, kept as the kernels read them. It is full of large numbers. `kv_dtype`: of the pool, if
     not the model's."""
 
     def __init__(self, shape: ModelConfig, kernels: Kernels, kv_dtype: torch.dtype | None = None) -> None:
@@ -66,7 +66,7 @@ class PagedDriver(EngineDriver):
         if kernels.flavour != "torch":
             for layer in range(kv.num_layers):
                 for plane in (kv.keys(layer), kv.values(layer)):  # what another request left
-                    plane[: kv.null_block].view(torch.uint8).fill_(0xFF)
+                    plane[: kv.null_block].view(torch.uint8).fill_(0x7B)
         info = ModelInfo("m", shape.architecture, shape.vocab_size, MAX_LEN, (), None, "", "")
         geometry = KVGeometry(NUM_BLOCKS, BLOCK, kv.bytes_per_token, kv.geometry.kv_format, 0)
         limits = WorkerLimits(max_num_seqs=2, max_num_batched_tokens=32, num_speculative_tokens=2)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from model_worker.kernels.aiter.triton_calls import KVCache, TritonCalls
 
+from model_worker.kernels.aiter.triton_calls import KVCache, TritonCalls
 from tests.aiter import references
 from tests.aiter.references import PagedContext, error, ints, normal
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from model_worker.kernels.aiter.triton_calls import Scaled, TritonCalls
 from torch.nn import functional
 
+from model_worker.kernels.aiter.triton_calls import Scaled, TritonCalls
 from tests.aiter import references
 from tests.aiter.references import error, normal
 

@@ -40,7 +40,6 @@ class TritonAttention(RotatingAttention, WindowedAttention):
             queries_max=batch.max_query_len,
             context_max=batch.max_context_len,
         )
-        kv.clear(_begun_blocks(batch.slot_mapping, kv).to(placement.device))
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         cache = self._cache(layer)
@@ -80,14 +79,6 @@ class TritonAttention(RotatingAttention, WindowedAttention):
             heads = (heads.float() / scale).clamp(-largest, largest).to(plane.dtype)
             vectors, heads = vectors.view(torch.uint8), heads.view(torch.uint8)  # index_copy_ knows no 8-bit floats
         vectors.index_copy_(0, self._slots, heads)
-
-
-def _begun_blocks(slots: Tensor, kv: KVPool) -> Tensor:
-    """Blocks whose first position is written now. They are cleared: what lies behind a context in its last block, AITER multiplies by 0, so a NaN
-    left there by another request would get through. On a device the null block stands for those that are not begun: the host does not know
-    how many there are."""
-    blocks, is_first = torch.div(slots, kv.block_size, rounding_mode="floor"), slots % kv.block_size == 0
-    return blocks[is_first] if slots.device.type == "cpu" else torch.where(is_first, blocks, kv.null_block)
 
 
 def _is_power_of_two(size: int) -> bool:
