@@ -123,7 +123,8 @@ class LockstepPair:
         self.engines: dict[str, Engine] = {}
         for name, part, model in zip("ab", parts, models, strict=True):
             loaded = LoadedModel(part, source.info, source, TorchKernels(), TorchKernels())
-            drafter = load_drafter(SpeculationConfig(num_drafts, "mtp"), config.max_num_seqs, loaded)
+            speculation = SpeculationConfig(num_drafts, "mtp") if num_drafts else SpeculationConfig()
+            drafter = load_drafter(speculation, config.max_num_seqs, loaded)
             kv = KVPool.of_shape(model.config.kv_shape, 60, 4, paired=drafter.kv_shape if drafter else None)
             limits = WorkerLimits(config.max_num_seqs, config.max_num_batched_tokens, num_speculative_tokens=num_drafts)
             description = WorkerDescription(new_instance_id(), source.info, kv.geometry, limits)
