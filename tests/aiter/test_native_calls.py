@@ -2,6 +2,7 @@
 order, dtypes, shapes, layouts, output tensors. What is not: what the compiled kernels compute, none of which has run here."""
 
 import os
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,14 @@ def test_latent_attention(calls: NativeCalls, counts: tuple[int, int]) -> None:
         expected = torch.einsum("hqk,kd->qhd", weights, keys[:, :512])
         assert_close(found[first : first + count], expected)
         first, context = first + count, context + length
+
+
+def test_no_tensor_of_an_earlier_decode_is_read_again(calls: NativeCalls) -> None:
+    """AITER remembers one by its arguments. A graph that read it would do so when it is gone."""
+    rows = LatentRows(ints(0, 1), ints(0, 7), ints(*range(7)), ints(1), 1)
+    for _ in range(2):
+        calls.mla_decode_fwd(normal(1, 16, 576), normal(8, 1, 1, 576), rows, 0.05)
+    assert import_module("aiter.mla").get_meta_param.cache_info().hits == 0
 
 
 def test_silu_and_mul(calls: NativeCalls) -> None:

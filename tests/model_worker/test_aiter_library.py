@@ -1,5 +1,6 @@
 """AITER where there is none: errors that say what is missing. What it declares is stood in for by plain modules."""
 
+import functools
 import pathlib
 import sys
 import types
@@ -91,3 +92,16 @@ def test_a_function_that_is_not_there_is_an_error(library: AiterLibrary) -> None
     assert not library.has("aiter.nowhere", "older")
     with pytest.raises(AiterUnavailable, match=r"no aiter\.ops\.missing"):
         library.function("aiter.ops", "missing")
+
+
+def test_a_function_that_remembers_can_be_made_to_forget(library: AiterLibrary) -> None:
+    made: list[int] = []
+    remembering = functools.lru_cache(made.append)
+    sys.modules["aiter.ops"].remembering = remembering  # type: ignore[attr-defined]
+    for number in (1, 1):
+        remembering(number)
+    library.forget("aiter.ops", "remembering")
+    library.forget("aiter.ops", "older")
+    library.forget("aiter.ops", "nowhere")
+    remembering(1)
+    assert made == [1, 1]

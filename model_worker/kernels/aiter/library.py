@@ -109,6 +109,12 @@ class AiterLibrary:
             return False
         return True
 
+    def forget(self, module: str, name: str) -> None:
+        """Let a function that remembers what it gave (`functools.lru_cache`) forget it; a no-op for one that does not."""
+        clear = getattr(getattr(self._import(module), name, None), "cache_clear", None)
+        if clear is not None:
+            clear()
+
     def triton_dtype(self, dtype: torch.dtype) -> Any:
         """What Triton calls a dtype of torch."""
         return getattr(self._import("triton.language"), str(dtype).removeprefix("torch."))

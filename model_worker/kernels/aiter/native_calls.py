@@ -141,9 +141,8 @@ class NativeCalls:
         """Attention of one query per row, `[R, H, 576]`, over vectors `[slots, 1, 1, 576]`, of which the first 512 are the values too. H is 16 or
         128. Returns `[R, H, 512]`. At the head of AITER the size of a page is an argument; here it is 1, as the cache's shape says."""
         output = query.new_empty(*query.shape[:2], 512)
-        # It keeps a tensor of an earlier call for another like it. A graph would read that one when it is long gone: let each call make its own.
-        remembered: Any = self._op("get_meta_param", "aiter.mla").function
-        remembered.cache_clear()
+        # It keeps a tensor for further calls like this. A graph would go on reading that one when it is long gone: each call is to make its own.
+        self._library.forget("aiter.mla", "get_meta_param")
         self._op("mla_decode_fwd", "aiter.mla")(
             q=query,
             kv_buffer=cache,
