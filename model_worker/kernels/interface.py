@@ -81,10 +81,10 @@ class SparseAttention(PagedAttention):
     index key."""
 
     @abstractmethod
-    def attend_chosen(self, layer: int, query: Tensor, index: IndexQueries) -> Tensor:
-        """As `attend`, over what `store` was given, with `query` `[T, num_heads, key elements]` and scores scaled by key elements ** -0.5.
+    def attend_chosen(self, layer: int, query: Tensor, index: IndexQueries, rank: int) -> Tensor:
+        """As `attend_latent`, over what `store` was given, with `query` `[T, num_heads, key elements]` and scores scaled by key elements ** -0.5.
         Each token attends to those positions up to its own that `index` chooses, to all while they are not more than `num_chosen`; of
-        equal scores the earlier position is chosen. Returns `[T, num_heads * key elements]`."""
+        equal scores the earlier position is chosen. Returns `[T, num_heads, rank]`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

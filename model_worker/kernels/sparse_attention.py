@@ -58,7 +58,7 @@ class TorchSparseAttention(TorchPagedAttention, SparseAttention):
             groups.append((np.array([row]), np.arange(starts[row], starts[row + 1], dtype=np.int64)[None]))
         self._pieces = [_piece(batch, kv, rows, tokens) for rows, tokens in groups]
 
-    def attend_chosen(self, layer: int, query: Tensor, index: IndexQueries) -> Tensor:
+    def attend_chosen(self, layer: int, query: Tensor, index: IndexQueries, rank: int) -> Tensor:
         vectors = self._pool.keys(layer).view(-1, self._pool.head_dim)
         keys, index_keys = vectors.split_with_sizes((query.shape[2], index.query.shape[2]), dim=1)
         output = torch.empty_like(query)
@@ -71,7 +71,7 @@ class TorchSparseAttention(TorchPagedAttention, SparseAttention):
                 queries = query.index_select(0, tokens).unsqueeze(1)
                 seen = scaled_dot_product_attention(queries, context, context, attn_mask=~hidden.unsqueeze(1))
                 output.index_copy_(0, tokens, seen.squeeze(1))
-        return output.flatten(1)
+        return output[..., :rank]
 
     def _chosen(self, tile: _Piece, index: IndexQueries, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         """Where the positions lie that a tile's queries attend to, int64 `[g * n, 1, k]`, and bool of that shape, true where a query has

@@ -55,8 +55,8 @@ class TableAttention(WindowedAttention, SparseAttention):
         seen = weights @ values / (weights.sum(dim=3, keepdim=True) + (sink - largest).exp())
         return seen.reshape(rows, heads * head_dim)
 
-    def attend_chosen(self, layer: int, query: Tensor, index: IndexQueries) -> Tensor:
-        rows, heads, size = query.shape
+    def attend_chosen(self, layer: int, query: Tensor, index: IndexQueries, rank: int) -> Tensor:
+        size = query.shape[2]
         context, chosen = self._context(self._kv.keys(layer)).squeeze(1), self._behind
         keys, index_keys = context.split_with_sizes((size, index.query.shape[2]), dim=2)
         if len(self._places) > index.num_chosen:
@@ -68,7 +68,7 @@ class TableAttention(WindowedAttention, SparseAttention):
             chosen = self._places[: index.num_chosen] > self._last
         keys = keys.unsqueeze(1)
         seen = scaled_dot_product_attention(query.unsqueeze(2), keys, keys, attn_mask=~chosen[:, None, None])
-        return seen.reshape(rows, heads * size)
+        return seen.squeeze(2)[..., :rank]
 
     def _context(self, cache: Tensor) -> Tensor:
         """A layer's keys or values, `[R, num_kv_heads, C, head_dim]`."""

@@ -95,8 +95,7 @@ class LatentAttention:
             index_key, index = self._indexer(x, compressed, rotation)
             key = torch.cat((key, index_key.unsqueeze(1)), dim=2)
             attention.store(layer, key, key)
-            chosen = attention.attend_chosen(layer, query, index)
-            seen = chosen.view(len(x), self._num_heads, -1)[..., : sizes.kv_lora_rank]
+            seen = attention.attend_chosen(layer, query, index, sizes.kv_lora_rank)
         return self._o_proj(self._kernels.linear_per_head(seen, to_value).flatten(1))
 
     def _in_halves(self, x: Tensor) -> Tensor:

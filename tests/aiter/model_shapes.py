@@ -1,7 +1,10 @@
 """Small shapes of four architectures that between them use every kind of attention and of experts. Triton's kernels want powers of two."""
 
+from dataclasses import replace
+
 from model_worker.layers.rope_scaling import YarnScaling
 from model_worker.models.experts_config import ClampedSwiGLU, ExpertsConfig
+from model_worker.models.indexer_config import IndexerConfig
 from model_worker.models.latent_config import LatentConfig
 from model_worker.models.model_config import ModelConfig
 
@@ -57,3 +60,23 @@ DEEPSEEK_V3 = ModelConfig(
 )
 
 SHAPES = {"Llama": LLAMA, "Qwen3-MoE": QWEN3_MOE, "gpt-oss": GPT_OSS, "DeepSeek-V3": DEEPSEEK_V3}
+
+DEEPSEEK_V32 = replace(
+    DEEPSEEK_V3,
+    architecture="DeepseekV32ForCausalLM",
+    latent=replace(DEEPSEEK_V3.latent, indexer=IndexerConfig(num_heads=4, head_dim=32, num_chosen=12)),
+)
+
+GLM4_MOE = ModelConfig(
+    architecture="Glm4MoeForCausalLM",
+    **_FEW_HEADS,
+    **_REST,
+    head_dim=16,
+    qk_norm=True,
+    attention_bias=True,
+    rotary_dim=8,
+    experts=ExpertsConfig(8, 2, 32, frozenset({1}), renormalize=True, num_shared=1, scale=2.5),
+)
+
+MORE_SHAPES = {"DeepSeek-V3.2": DEEPSEEK_V32, "GLM-4-MoE": GLM4_MOE}
+"""What the others have not: positions chosen by an index, heads that are rotated in part."""

@@ -60,9 +60,8 @@ class Rows:
         attention = self.kernels.sparse_attention(self.batch, self.kv)
         new = torch.cat([self.stored[row][stop - 1] for row, stop in self.seen]).float().unsqueeze(1)
         attention.store(0, new, new)
-        return attention.attend_chosen(
-            0, self.query.float(), IndexQueries(self.index_query.float(), self.weights.float(), num_chosen)
-        )
+        index = IndexQueries(self.index_query.float(), self.weights.float(), num_chosen)
+        return attention.attend_chosen(0, self.query.float(), index, KEPT).flatten(1)
 
     def expected(self, num_chosen: int) -> Tensor:
         outputs = []

@@ -1,6 +1,6 @@
 """The Triton flavour of AITER: runs on every GPU that Triton compiles for. Norms, rotation on the way to the pool, attention, products and experts are
-AITER's kernels. What it has no good kernel for is torch on the same device: embeddings, routing, products per head, and SiLU in AITERs that
-lack it."""
+AITER's kernels. What it has no good kernel for is torch on the same device: embeddings, routing, products per head, which positions an index
+chooses, and SiLU in AITERs that lack it."""
 
 import torch
 from torch import Tensor
@@ -13,9 +13,9 @@ from model_worker.kernels.aiter.library import AiterLibrary
 from model_worker.kernels.aiter.triton_attention import TritonAttention
 from model_worker.kernels.aiter.triton_calls import Scaled, SortedTokens, TritonCalls
 from model_worker.kernels.aiter.triton_latent import TritonLatentAttention
+from model_worker.kernels.aiter.triton_sparse import TritonSparseAttention
 from model_worker.kernels.interface import ClampedExperts, PagedAttention, Product, SparseAttention, WindowedAttention
 from model_worker.kernels.quantization import Quantization
-from model_worker.kernels.sparse_attention import TorchSparseAttention
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_layout import TOKEN_MAJOR
 from model_worker.kv_pool import KVPool
@@ -118,4 +118,4 @@ class AiterTritonKernels(TorchKernels):
         return TritonAttention(self._calls, batch, kv, self.placement)
 
     def sparse_attention(self, batch: Batch, kv: KVPool) -> SparseAttention:
-        return TorchSparseAttention(batch, kv)
+        return TritonSparseAttention(self._calls, batch, kv, self.placement)
