@@ -53,7 +53,7 @@ test-fast: setup ## Run the tests that take seconds
 test-aiter: BIN := $(VENV_AITER)/bin
 test-aiter: setup-aiter ## Run AITER's own kernels and declarations on this CPU: interpreted, and compiled for MI300 and MI350 (minutes)
 	@for mode in interpreter compiler; do for arch in gfx942 gfx950; do \
-	  echo "$$mode, $$arch"; AITER_TEST_MODE=$$mode AITER_TEST_ARCH=$$arch $(PYTEST) tests/aiter $(ARGS) || exit 1; done; done
+	  echo "$$mode, $$arch"; AITER_TEST_MODE=$$mode AITER_TEST_ARCH=$$arch $(PYTEST) --dist worksteal tests/aiter $(ARGS) || exit 1; done; done
 
 .PHONY: setup
 setup: $(VENV)/.installed ## Create VENV and install everything (again only when a pyproject.toml changed)

@@ -71,3 +71,19 @@ def test_product_of_8_bit_floats_in_blocks(triton_calls: TritonCalls) -> None:
     expected = functional.linear(references.dequantized(x), values.float() * wide)
     found = triton_calls.gemm_fp8_block(x, Scaled(values, scales), torch.bfloat16)
     assert error(found, expected) < product_error_max(256)
+
+
+@pytest.mark.each_arch
+def test_product_of_8_bit_floats_in_blocks_whose_sums_are_split(
+    triton_calls: TritonCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AITER splits some large sizes on gfx950, and joins the parts in a second kernel. Here it is made to split a small one."""
+    from aiter.ops.triton import gemm_a8w8_blockscale
+
+    chosen = gemm_a8w8_blockscale._get_config
+
+    def split(*sizes: int) -> dict[str, object]:
+        return chosen(*sizes) | {"NUM_KSPLIT": 2, "BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64}
+
+    monkeypatch.setattr(gemm_a8w8_blockscale, "_get_config", split)
+    test_product_of_8_bit_floats_in_blocks(triton_calls)

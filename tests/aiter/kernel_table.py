@@ -1,0 +1,26 @@
+"""Which of AITER's kernels each method of our calls launches, and by what it is proved."""
+
+ONLY_AT_HEAD = frozenset({"has_silu_and_mul", "silu_and_mul"})
+"""Of TritonCalls: what the published wheel has not, so that nothing of it can run here."""
+
+TRITON_KERNELS = {
+    "rms_norm": {"_rms_norm_kernel"},
+    "add_rms_norm": {"_fused_add_rmsnorm_kernel"},
+    "layer_norm": {"_layernorm_kernel"},
+    "rotate": {"_rope_kernel_sbhd_cached_fwd"},
+    "rotate_and_cache": {"_fused_qk_rope_reshape_and_cache_kernel"},
+    "attention": {"kernel_unified_attention_2d", "kernel_unified_attention_3d", "reduce_segments"},
+    "latent_attention": {"_fwd_grouped_kernel_stage1_rope", "_fwd_kernel_stage2"},
+    "chosen_latent_attention": {"_kernel_unified_attention_sparse_mla_2d"},
+    "gemm": {"_gemm_a16_w16_kernel"},
+    "gemm_fp8": {"_gemm_a8w8_kernel"},
+    "gemm_fp8_block": {"_gemm_a8w8_blockscale_kernel"},
+    "quantize": {"_dynamic_per_token_quant_fp8_i8_kernel"},
+    "quantize_groups": {"_fused_flatten_fp8_group_quant_kernel"},
+    "sort_tokens": {f"_moe_align_block_size_stage{stage}_kernel" for stage in (1, 2, 3, 4)},
+    "gemm_experts": {"_fused_moe_kernel"} | {f"_moe_align_block_size_stage{stage}_kernel" for stage in (1, 2, 3, 4)},
+}
+"""By method of TritonCalls: the kernels of the published wheel."""
+
+GFX950_KERNELS = {"gemm_fp8_block": {"_gemm_a8w8_blockscale_reduce_kernel"}}
+"""What comes to those of a method on gfx950."""
