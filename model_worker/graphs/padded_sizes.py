@@ -34,6 +34,10 @@ class PaddedSizes:
             )
         return cls(tuple(sorted(set(sizes))))
 
+    def within(self, largest: int) -> "PaddedSizes":
+        """Those that are not larger."""
+        return PaddedSizes(tuple(size for size in self.sizes if size <= largest))
+
     def holding(self, rows: int) -> int | None:
         """The smallest size that holds so many rows; None: there is none."""
         index = bisect_left(self.sizes, rows)

@@ -72,5 +72,7 @@ class TableAttention(WindowedAttention, SparseAttention):
 
     def _context(self, cache: Tensor) -> Tensor:
         """A layer's keys or values, `[R, num_kv_heads, C, head_dim]`."""
-        blocks = cache.index_select(0, self._tables.flatten()).view(*self._tables.shape, *cache.shape[1:])
+        kv = self._kv
+        by_head = cache.view(-1, kv.num_kv_heads, kv.block_size, kv.head_dim)  # one head lies alike in every layout
+        blocks = by_head.index_select(0, self._tables.flatten()).view(*self._tables.shape, *by_head.shape[1:])
         return blocks.transpose(1, 2).flatten(2, 3).masked_fill(self._behind[:, None, :, None], 0.0)

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+from model_worker.gpu_memory import GPUMemory
 from model_worker.group import GroupBroken
-from model_worker.ranks.gloo_group import TIMEOUT_S, GlooGroup
 from model_worker.ranks.orders import Answer, Join, Order, PoolSize, receive, send
+from model_worker.ranks.torch_group import TIMEOUT_S, TorchGroup
 
 T = TypeVar("T")
 
@@ -23,19 +24,29 @@ class RankFailed(Exception):
 class Crew:
     """Ranks 1 and up, each at the other end of one of `lines`; `group` is rank 0's. Of one thread."""
 
-    def __init__(self, group: GlooGroup, lines: Sequence[Connection]) -> None:
+    def __init__(self, group: TorchGroup, lines: Sequence[Connection]) -> None:
         assert group.rank == 0 and len(lines) == group.size - 1
         self.group = group
         self._lines = lines
         self._generation = 0
 
-    def begin(self, size: PoolSize) -> None:
-        """Wait until every rank has loaded its part, tell it the size of its pools, and meet. Raises RankFailed, RankLost."""
-        for rank, answer in enumerate(self._answers(None), 1):
+    def begin(self) -> None:
+        """Wait until every rank has loaded its part, and meet. Raises RankFailed, RankLost."""
+        self._loaded()
+        self.tell(Join(self._generation))
+        self._join()
+
+    def measured(self) -> list[GPUMemory]:
+        """What each rank has found its part to take of its GPU, by rank from 1 on. Raises RankFailed, RankLost."""
+        return [answer.memory for answer in self._loaded() if answer.memory is not None]
+
+    def _loaded(self) -> list[Answer]:
+        """What every rank says to a question of the start, which may take any time."""
+        answers = self._answers(None)
+        for rank, answer in enumerate(answers, 1):
             if answer.failure:
                 raise RankFailed(f"rank {rank}: {answer.failure}")
-        self.tell(size)
-        self._join()
+        return answers
 
     def tell(self, order: Order | PoolSize) -> None:
         """Give every rank the same order. Raises RankLost."""

@@ -61,12 +61,18 @@ class LeadingHead:
 
     def forward(self, batch: Batch, hidden: Tensor, before: Tensor, kv: KVPool) -> Tensor:
         """See `DraftHead`."""
-        order = HeadForward(Forward.of(batch), hidden.numpy(), before.numpy())
+        order = HeadForward(Forward.of(batch), _sent(hidden), _sent(before))
         return self._crew.together(order, lambda: self._head.forward(batch, hidden, before, kv))
 
     def logits(self, hidden: Tensor, layer: int) -> Tensor:
         """See `DraftHead`."""
-        return self._crew.together(HeadLogits(hidden.numpy(), layer), lambda: self._head.logits(hidden, layer))
+        return self._crew.together(HeadLogits(_sent(hidden), layer), lambda: self._head.logits(hidden, layer))
+
+
+def _sent(hidden: Tensor) -> np.ndarray:
+    """On the host, in float32, which holds every number of fewer bits."""
+    values: np.ndarray = hidden.float().cpu().numpy()
+    return values
 
 
 class LeadingBlocks:

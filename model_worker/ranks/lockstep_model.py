@@ -10,7 +10,7 @@ from model_worker.kv_pool import KVPool
 from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.causal_lm import CausalLM, TappedLM
 from model_worker.ranks.crew import RankLost
-from model_worker.ranks.gloo_group import GlooGroup
+from model_worker.ranks.torch_group import TorchGroup
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ class LockstepModel:
     """A `CausalLM`, or a `TappedLM`, each pass of which is a pass of all `peers`. One that fails cannot be tried again, the others being in the middle of
     theirs: it leaves them, so that theirs fail too, and all of their processes end."""
 
-    def __init__(self, model: CausalLM, peers: GlooGroup) -> None:
+    def __init__(self, model: CausalLM, peers: TorchGroup) -> None:
         self.config = model.config
         self._model = model
         self._peers = peers

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from model_worker.batch import Batch
+from model_worker.gpu_memory import GPUMemory
 from model_worker.kv_blocks import Moves
 
 
@@ -60,7 +61,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A pass has failed somewhere: meet in a new group, see `GlooGroup.join`."""
+    """Meet in a new group, see `TorchGroup.join`: all have loaded their parts (generation 0), or a pass has failed somewhere."""
 
     generation: int
 
@@ -71,7 +72,7 @@ Order = Forward | HeadForward | HeadLogits | Moves | Read | Join
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """Said once to a rank that has loaded its part, before any order: the blocks of its pool and of its host pool."""
+    """Said once to a rank that has met the others, before any order: the blocks of its pool and of its host pool."""
 
     num_blocks: int
     num_host_blocks: int
@@ -80,11 +81,12 @@ class PoolSize:
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
     """The order has been carried out, unless `failure` says why not: in words, with `is_consequence` where only the others' failing made this
-    one fail. `blocks` is what a `Read` asked for."""
+    one fail. `blocks` is what a `Read` asked for; `memory` what a rank on a GPU says of its own accord once it has met the others."""
 
     failure: str = ""
     is_consequence: bool = False
     blocks: tuple[np.ndarray, ...] = ()
+    memory: GPUMemory | None = None
 
 
 def send(line: Connection, message: object) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,8 +14,9 @@ from model_worker.group import GroupBroken
 from model_worker.kv_blocks import KVBlocks, Moves
 from model_worker.kv_pool import KVPool
 from model_worker.models.causal_lm import CausalLM
-from model_worker.ranks.gloo_group import GlooGroup
+from model_worker.placement import ON_CPU, Placement
 from model_worker.ranks.orders import Answer, Forward, HeadForward, HeadLogits, Join, Order, Read, receive, send
+from model_worker.ranks.torch_group import TorchGroup
 from model_worker.speculation.draft_head import DraftHead
 
 _log = logging.getLogger(__name__)
@@ -27,8 +29,9 @@ class Shard:
     model: CausalLM
     kv: KVPool
     blocks: KVBlocks
-    group: GlooGroup
+    group: TorchGroup
     head: DraftHead | None = None  # of layers that draft, with KV in the pool paired with `kv`
+    placement: Placement = ON_CPU  # of the weights
 
     def serve(self, line: Connection) -> None:
         """Carry out the orders that come over `line`, until rank 0 is gone. Raises GroupBroken where the ranks cannot meet again."""
@@ -60,10 +63,13 @@ class Shard:
     def _draft(self, order: HeadForward | HeadLogits) -> Tensor:
         """This rank's part of what rank 0's `DraftHead` does."""
         assert self.head is not None and self.kv.paired is not None, "rank 0 has a head, so every rank has"
-        hidden = torch.from_numpy(order.hidden)
+        hidden = self._placed(order.hidden)
         if isinstance(order, HeadLogits):
             return self.head.logits(hidden, order.layer)
-        return self.head.forward(order.batch.batch(), hidden, torch.from_numpy(order.before), self.kv.paired)
+        return self.head.forward(order.batch.batch(), hidden, self._placed(order.before), self.kv.paired)
+
+    def _placed(self, hidden: np.ndarray) -> Tensor:
+        return torch.from_numpy(hidden).to(self.placement.device, self.placement.dtype)
 
     @torch.inference_mode()
     def _compute(self, part: Callable[[], Tensor]) -> Answer:

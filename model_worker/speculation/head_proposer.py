@@ -15,6 +15,7 @@ from torch import Tensor
 
 from model_worker.input_batch import Spans
 from model_worker.kv_pool import KVPool
+from model_worker.placement import ON_CPU, Placement
 from model_worker.sampling_table import SamplingTable
 from model_worker.slot_table import SlotTable
 from model_worker.speculation.draft_draws import DraftDraws
@@ -26,15 +27,17 @@ _NO_LOGITS = np.empty(0, np.int64)
 
 
 class HeadProposer(Follower):
-    """See `Follower`. `kv` is the pool of the head's layers, `num_slots` that of the slot table. A slot of which it does not know what the layers had
+    """See `Follower`. `kv` is the pool of the head's layers, which lie at `placement`, `num_slots` that of the slot table. A slot of which it does not know what the layers had
     at the last position gets no drafts: one that has just entered, or whose pass it was not told of."""
 
-    def __init__(self, head: DraftHead, kv: KVPool, num_slots: int, draws: DraftDraws) -> None:
+    def __init__(self, head: DraftHead, kv: KVPool, num_slots: int, draws: DraftDraws, placement: Placement = ON_CPU) -> None:
         self.taps = head.taps
         self._head = head
         self._kv = kv
         self._draws = draws
-        self._last = torch.zeros(head.num_layers, num_slots, head.hidden_size)  # what each layer had at the last position
+        self._take = placement.take
+        with placement.in_force():
+            self._last = torch.zeros(head.num_layers, num_slots, head.hidden_size)  # what each layer had at the last position
         self._lens = np.zeros(num_slots, np.int64)  # positions up to and with that one
         self._entry_counts = np.zeros(num_slots, np.int64)  # who held the slot then
 
@@ -46,10 +49,11 @@ class HeadProposer(Follower):
         batch = spans.batch(table, self._kv.block_size, num_singles, _NO_LOGITS, ahead=1)
         ends = np.cumsum(rows.counts)
         places = np.arange(ends[-1]) + np.repeat(rows.offsets - (ends - rows.counts), rows.counts)
-        hidden = self._head.enter(passed.hidden.index_select(0, torch.from_numpy(places)))
-        before = self._last[:-1, rows.slots] * torch.from_numpy(self._knows(rows.slots, rows.starts, table)).view(1, -1, 1)
+        hidden = self._head.enter(passed.hidden.index_select(0, self._at(places)))
+        slots, knows = self._at(rows.slots), self._at(self._knows(rows.slots, rows.starts, table))
+        before = self._last[:-1, slots] * knows.view(1, -1, 1)
         layers = self._head.forward(batch, hidden, before, self._kv)
-        self._last[:, rows.slots] = layers[:, ends - 1]
+        self._last[:, slots] = layers[:, self._at(ends - 1)]
         self._lens[rows.slots] = rows.starts + rows.counts
         self._entry_counts[rows.slots] = table.entry_counts[rows.slots]
 
@@ -57,13 +61,13 @@ class HeadProposer(Follower):
     def propose(self, slots: np.ndarray, rooms: np.ndarray, table: SlotTable, sampling: SamplingTable) -> Drafts:
         growing = DraftRows(len(slots), int(rooms.max(initial=0)))
         rows = np.flatnonzero(self._knows(slots, table.num_ids[slots] - 1, table) & (rooms > 0))
-        layers = self._last[:, slots[rows]]
+        layers = self._last[:, self._at(slots[rows])]
         for ahead in range(int(rooms[rows].max(initial=0))):
             layer = ahead % self._head.num_layers
             logits = self._head.logits(layers[layer], layer)
             drawn = growing.add(rows, *self._draws.draw(logits, slots[rows], ahead, table, sampling))
             going_on = drawn & (rooms[rows] > ahead + 1)
-            rows, layers = rows[going_on], layers[:, torch.from_numpy(going_on)]
+            rows, layers = rows[going_on], layers[:, self._at(np.flatnonzero(going_on))]
             if not len(rows):
                 break
             growing.place(rows, slots[rows], table)
@@ -76,6 +80,10 @@ class HeadProposer(Follower):
         spans = Spans(slots, table.num_ids[slots] - 1 + ahead, np.ones(len(slots), np.int64))
         batch = spans.batch(table, self._kv.block_size, len(slots), _NO_LOGITS, ahead=1)
         return self._head.forward(batch, layers[layer], layers[:-1], self._kv)
+
+    def _at(self, values: np.ndarray) -> Tensor:
+        """Where the layers are."""
+        return self._take(torch.from_numpy(values))
 
     def _knows(self, slots: np.ndarray, lens: np.ndarray, table: SlotTable) -> np.ndarray:
         """Whether the layers have come up to these lengths with whoever holds the slots now, bool `[R]`."""

@@ -43,6 +43,7 @@ class GGUFSource:
             raise ModelFileDamaged(str(error)) from error
         self._tensors = {hugging_face_name(tensor.name): tensor for tensor in header.tensors}
         metadata = GGUFMetadata(path, header.metadata)
+        self.stored_dtype = torch.bfloat16  # as wide in range as what was quantized
         self.config = gguf_config(metadata, self._tensors)
         self.info = gguf_info(metadata, self.config, name, weights_digest([path]))
 

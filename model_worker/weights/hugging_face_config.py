@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from model_worker.models.model_config import ModelConfig
 from model_worker.models.registry import require_known
 from model_worker.weights.architecture_config import ADDITIONS, PARTIAL_ROTARY, ROPE_DEFAULTS
@@ -12,6 +14,8 @@ from model_worker.weights.errors import ModelFileDamaged
 from model_worker.weights.quantization import quantization
 from model_worker.weights.rope_config import LLAMA_DEFAULTS, rope_config
 from tessera.values.known_models import ModelFileMissing
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
 class HuggingFaceConfig:
@@ -66,6 +70,11 @@ class HuggingFaceConfig:
             rotary_dim=int(head_dim * rope.partial_factor),
         )
         return ADDITIONS[architecture](shape, config) if architecture in ADDITIONS else shape
+
+    def dtype(self) -> torch.dtype:
+        """What the model was saved in: float32, as transformers has it, where nothing is said, and bfloat16 for numbers of fewer bits."""
+        said = self._config.get("dtype") or self._config.get("torch_dtype") or "float32"
+        return _DTYPES.get(said, torch.bfloat16)
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """From generation_config.json, else config.json: one id or a list."""

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
+import torch
+
 from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.model_config import ModelConfig
@@ -24,6 +26,11 @@ class ModelSource(Protocol):
     @property
     def info(self) -> ModelInfo:
         """What a worker serving this model says of it."""
+        ...
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """What the model's numbers were made in, and are best computed with where there is a choice."""
         ...
 
     def names(self) -> Collection[str]:

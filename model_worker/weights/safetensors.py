@@ -26,6 +26,7 @@ class SafetensorsSource:
         if not tokenizer.is_file():
             raise ModelFileMissing(f"{directory} has no tokenizer.json; save one with transformers' `save_pretrained`")
         self.config = config.model_config()
+        self.stored_dtype = config.dtype()
         paths = weight_files(directory)
         self._files = TensorFiles()
         self._weights: dict[str, StoredWeight] = {}

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from services.cli.config_options import Text, build_config, config_options
+from services.cli.device_texts import DEVICE_TEXTS
 from services.cli.early_stop import end_on_sigterm
 from services.cli.speculation_texts import SPECULATION_TEXTS
 from services.worker.config import WorkerConfig
@@ -15,7 +16,11 @@ _TEXTS = {
         "MODEL",
     ),
     "listen": Text("Where the scheduler connects. Port 0 takes a free one.", "HOST:PORT"),
-    "kv_cache_bytes": Text("Memory for the KV cache, of all processes together; whole blocks of it are used.", "BYTES"),
+    "kv_cache_bytes": Text(
+        "Memory for the KV cache, of all processes together; whole blocks of it are used. Without it: 536870912 on a CPU; on GPUs what "
+        "gpu-memory-utilization leaves beside the model.",
+        "BYTES",
+    ),
     "swap_bytes": Text(
         "Host memory for the KV of running sequences that must make room, where the scheduler's preemption mode is swap. 0: none.",
         "BYTES",
@@ -40,6 +45,7 @@ _TEXTS = {
     ),
     "expert_parallel_rank": Text("Which of these workers this one is, from 0.", "NUMBER"),
     "expert_parallel_store": Text("Where these workers find each other: number 0 listens there.", "HOST:PORT"),
+    **DEVICE_TEXTS,
     "batch_invariant": Text(
         "Compute a request bit for bit the same alone, in any batch, and after any preemption or restart; slower (see docs/operations.md)."
     ),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from services.worker.device_config import DeviceConfig
 from tessera.values.config import ConfigError, check_choices, check_minimums
 
 PROPOSERS = ("ngram", "mtp", "draft_model", "eagle")
@@ -93,6 +94,10 @@ THREADS_MAX = 1024
 """More cores than any machine has for one worker; torch starts as many threads as it is told to, and ends the process where it cannot."""
 
 
+KV_CACHE_BYTES = 512 * 1024 * 1024
+"""Of a CPU's memory, where nobody says more."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """What one worker serves, where, and with how much.
@@ -103,7 +108,7 @@ class WorkerConfig:
 
     model: str
     listen: str = "127.0.0.1:50053"  # host:port, port 0 for any free one, or unix:/path
-    kv_cache_bytes: int = 512 * 1024 * 1024
+    kv_cache_bytes: int | None = None  # None: KV_CACHE_BYTES on a CPU, on a GPU what `gpu_memory_utilization` leaves
     swap_bytes: int = 0  # host memory for the KV of sequences that are swapped out; 0: nothing is
     block_size: int = 16  # tokens per block: 1 or a multiple of 16
     max_num_seqs: int = 256  # rows of one batch
@@ -115,6 +120,7 @@ class WorkerConfig:
     threads: int | None = None  # torch threads of each process; None: one per core this worker may use, in all
     tensor_parallel_size: int = 1  # processes that hold the model together, each a part of it
     experts: ExpertParallelConfig = field(default_factory=ExpertParallelConfig)
+    compute: DeviceConfig = field(default_factory=DeviceConfig)
     batch_invariant: bool = False  # the same bits for a request in any batch, however its context was computed
     heartbeat_ms: int = 500
     drain_grace_s: float = 10.0  # after SIGTERM: how long its requests may take to go elsewhere, or to end
@@ -139,6 +145,8 @@ class WorkerConfig:
         check_ranks(self.tensor_parallel_size)
         if self.block_size != 1 and self.block_size % 16:
             raise ConfigError(f"block_size must be 1 or a multiple of 16, got {self.block_size}")
+        if self.kv_cache_bytes is not None and self.compute.gpu_memory_utilization is not None:
+            raise ConfigError("kv_cache_bytes and gpu_memory_utilization both say how large the KV cache is: give one of them")
         self.speculation.check_invariance(self.batch_invariant)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(

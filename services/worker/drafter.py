@@ -9,9 +9,10 @@ import torch
 from model_worker.engine import SLOTS_PER_SEQUENCE
 from model_worker.input_batch import build_dummy_batch
 from model_worker.kernels.interface import Kernels
-from model_worker.kv_pool import KVPool
+from model_worker.kv_pool import IN_FLOAT32, KVPool, KVStore
 from model_worker.kv_shape import KVShape
 from model_worker.models.causal_lm import CausalLM
+from model_worker.placement import ON_CPU, Placement
 from model_worker.ranks.crew import Crew
 from model_worker.ranks.leading import LeadingHead
 from model_worker.sampler import Sampler
@@ -31,24 +32,26 @@ from tessera.values.model import ModelInfo
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
     """The model that is served, or a rank's part of it, with the files that it is from (None: it is from none). For whoever drafts for it: the
-    kernels of what all ranks of this worker run, and of what one rank runs alone."""
+    kernels of what all ranks of this worker run, and of what one rank runs alone. `store`: how its KV pools keep numbers."""
 
     model: CausalLM
     info: ModelInfo
     source: ModelSource | None
     kernels: Kernels
     kernels_alone: Kernels
+    store: KVStore = IN_FLOAT32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafter:
     """Who drafts, before there is a KV pool: `kv_shape` is what it keeps of a position in a pool paired with the model's, None for nothing.
-    `run` computes one dummy position. `is_spread`: every rank of the model has a part of it, and keeps `kv_shape`."""
+    `run` computes one dummy position. `is_spread`: every rank of the model has a part of it, and keeps `kv_shape`. `taps`: see `Follower`."""
 
     kv_shape: KVShape | None
     make: Callable[[KVPool | None], Proposer]
     run: Callable[[KVPool], None] | None = None
     is_spread: bool = False
+    taps: tuple[int, ...] | None = None
 
     def proposer(self, kv: KVPool) -> Proposer:
         """The proposer, on the pool paired with the model's."""
@@ -72,7 +75,7 @@ def load_drafter(config: SpeculationConfig, max_num_seqs: int, loaded: LoadedMod
     if head is None:
         assert config.draft_model is not None
         return model_drafter(_draft_model(config.draft_model, loaded), max_num_seqs, draws)
-    return head_drafter(head if crew is None else LeadingHead(head, crew), max_num_seqs, draws)
+    return head_drafter(head if crew is None else LeadingHead(head, crew), max_num_seqs, draws, loaded.kernels.placement)
 
 
 def load_head(config: SpeculationConfig, loaded: LoadedModel) -> DraftHead | None:
@@ -91,22 +94,22 @@ def load_head(config: SpeculationConfig, loaded: LoadedModel) -> DraftHead | Non
             return None
 
 
-def head_drafter(head: DraftHead, max_num_seqs: int, draws: DraftDraws) -> Drafter:
-    """Drafts from a head whose weights are loaded."""
+def head_drafter(head: DraftHead, max_num_seqs: int, draws: DraftDraws, placement: Placement = ON_CPU) -> Drafter:
+    """Drafts from a head whose weights are loaded, at `placement`."""
 
     def make(kv: KVPool | None) -> Proposer:
         assert kv is not None
-        return HeadProposer(head, kv, SLOTS_PER_SEQUENCE * max_num_seqs, draws)
+        return HeadProposer(head, kv, SLOTS_PER_SEQUENCE * max_num_seqs, draws, placement)
 
     @torch.inference_mode()
     def run(kv: KVPool) -> None:
         one = np.array([1])
-        hidden = head.enter(torch.zeros(1, head.tapped_size))
+        hidden = head.enter(torch.zeros(1, head.tapped_size, device=placement.device, dtype=placement.dtype))
         layers = head.forward(build_dummy_batch(one, one, 1, kv), hidden, hidden.expand(head.num_layers - 1, 1, -1), kv)
         for index, layer in enumerate(layers):
             head.logits(layer, index)
 
-    return Drafter(head.kv_shape, make, run, is_spread=True)
+    return Drafter(head.kv_shape, make, run, is_spread=True, taps=head.taps)
 
 
 def model_drafter(model: CausalLM, max_num_seqs: int, draws: DraftDraws) -> Drafter:

@@ -5,8 +5,11 @@ from collections.abc import Callable
 
 from model_worker.group import GroupBroken
 from model_worker.ranks.crew import RankLost
-from model_worker.ranks.gloo_group import LOOPBACK, GlooGroup
+from model_worker.ranks.gloo_group import GlooGroup
+from model_worker.ranks.torch_group import LOOPBACK
 from services.worker.config import WorkerConfig
+from services.worker.device_choice import DeviceChoice
+from services.worker.rank_groups import rank_group
 
 WATCH_S = 10 * 365 * 86400.0
 """How long a worker may wait for a word of its neighbour, which never comes."""
@@ -17,7 +20,7 @@ ANY_INTERFACE = ("", "0.0.0.0", "[::]", "::")
 class ExpertPeers:
     """The groups of one rank of one worker with the same rank of the other workers. Each has yet to join."""
 
-    def __init__(self, config: WorkerConfig, tensor_rank: int) -> None:
+    def __init__(self, config: WorkerConfig, tensor_rank: int, choice: DeviceChoice) -> None:
         """Raises RankLost where the store cannot be had."""
         experts = config.experts
         address, size, rank = experts.expert_parallel_store, experts.expert_parallel_size, experts.expert_parallel_rank
@@ -29,7 +32,7 @@ class ExpertPeers:
             store = GlooGroup.store_at(address, is_first=rank == tensor_rank == 0)
         except RuntimeError as error:
             raise RankLost(f"expert_parallel_store {address} cannot be had: {error}") from error
-        self.group = GlooGroup(store, rank, size, f"experts {tensor_rank}", interface)
+        self.group = rank_group(choice)(store, rank, size, f"experts {tensor_rank}", interface)
         self._watch_group = GlooGroup(store, rank, size, f"watch {tensor_rank}", interface, WATCH_S)
 
     def join(self, lose: Callable[[str], None] | None = None) -> None:

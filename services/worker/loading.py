@@ -1,55 +1,41 @@
 """From a worker's configuration to an engine that is ready to execute."""
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import structlog
-import torch
 
 from model_worker.engine import Engine
-from model_worker.group import ALONE, Group
+from model_worker.gpu_memory import kv_budget
+from model_worker.group import ALONE
 from model_worker.input_batch import build_dummy_batch
-from model_worker.kernels.invariant_backend import InvariantKernels, ask_mkl_for_invariance
-from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_blocks import KVBlocks, LocalBlocks, Moves
 from model_worker.kv_pool import KVPool, num_blocks_for
-from model_worker.kv_shape import KVShape
+from model_worker.memory_profile import MemoryProfile
 from model_worker.models.causal_lm import CausalLM
-from model_worker.models.deterministic import ARCHITECTURE, DeterministicLM, deterministic_config
 from model_worker.ranks.crew import Crew, RankFailed, RankLost
-from model_worker.ranks.gloo_group import GlooGroup
 from model_worker.ranks.leading import LeadingBlocks, LeadingModel
 from model_worker.ranks.lockstep_model import LockstepModel
 from model_worker.ranks.orders import PoolSize
-from model_worker.weights.open_model import load_model, open_model
-from services.worker.config import WorkerConfig
-from services.worker.drafter import Drafter, LoadedModel, load_drafter
+from services.worker.config import KV_CACHE_BYTES, WorkerConfig
+from services.worker.device_config import UTILIZATION
+from services.worker.drafter import Drafter, load_drafter
 from services.worker.expert_peers import ExpertPeers
+from services.worker.model_part import ModelPart, device_choice, load_part, memory_profile
+from services.worker.rank_groups import rank_group
 from services.worker.rank_processes import RankProcesses
 from tessera.values.config import ConfigError
 from tessera.values.identity import new_instance_id
-from tessera.values.model import ModelInfo, WorkerDescription, WorkerLimits
+from tessera.values.model import WorkerDescription, WorkerLimits
+
+T = TypeVar("T")
 
 _log = structlog.get_logger()
-
-DETERMINISTIC = "deterministic"
-"""The model name that loads no weights; `deterministic:NAME` says of itself what the model NAME would (vocabulary, tokenizer, ...)."""
-
-_DETERMINISTIC_ALONE = ModelInfo(
-    name=DETERMINISTIC,
-    architecture=ARCHITECTURE,
-    vocab_size=512,
-    max_model_len=8192,
-    eos_token_ids=(),
-    bos_token_id=None,
-    tokenizer_digest="",
-    weights_digest=DETERMINISTIC,
-)
 
 
 def load_engine(config: WorkerConfig, ranks: RankProcesses | None = None) -> Engine:
@@ -59,28 +45,35 @@ def load_engine(config: WorkerConfig, ranks: RankProcesses | None = None) -> Eng
     Raises ModelError for a model that cannot be used, ConfigError and KVPoolTooSmall for numbers that do not fit it, NotInvariant (a
     ConfigError) where `batch_invariant` cannot be had, RankLost.
     """
-    started = time.monotonic()
+    started, choice = time.monotonic(), device_choice(config)
     crew = None
     if ranks is not None and ranks.lines:
-        crew = Crew(GlooGroup.at_file(ranks.store, 0, config.tensor_parallel_size), ranks.lines)
+        crew = Crew(rank_group(choice).at_file(ranks.store, 0, config.tensor_parallel_size), ranks.lines)
     group = crew.group if crew is not None else ALONE
-    peers = ExpertPeers(config, 0) if config.experts.expert_parallel_size > 1 else None
-    loaded = load_part(config, group, peers.group if peers is not None else ALONE)
-    loaded = replace(loaded, info=replace(loaded.info, max_model_len=_max_model_len(config, loaded.info)))
-    model, info = loaded.model, loaded.info
+    peers = ExpertPeers(config, 0, choice) if config.experts.expert_parallel_size > 1 else None
+    profile = memory_profile(choice, 0)
+    loaded = load_part(config, group, peers.group if peers is not None else ALONE, choice)
     drafter = load_drafter(config.speculation, config.max_num_seqs, loaded, crew)
-    draft_shape = drafter.kv_shape if drafter is not None else None
-    token_bytes = group.size * model.config.kv_shape_of(group).bytes_per_token()  # of all ranks
-    if drafter is not None and draft_shape is not None:
-        token_bytes += (group.size if drafter.is_spread else 1) * draft_shape.bytes_per_token()
-    size = _pool_size(config, token_bytes)
-    kv = part_pool(model, group, config, size, draft_shape)
-    blocks: KVBlocks = LocalBlocks(kv, size.num_host_blocks)
+    draft_shape, taps = (drafter.kv_shape, drafter.taps) if drafter is not None else (None, None)
+    part = ModelPart(loaded, config, group, draft_shape, taps)
     if crew is not None:
-        _begin(crew, size)
-        model, blocks = LeadingModel(model, crew), LeadingBlocks(blocks, model.config.kv_shape.num_kv_heads, crew)
+        _in_words(crew, crew.begin)
     if peers is not None:
         peers.join(ranks.lose if ranks is not None else None)
+    token_bytes = part.bytes_per_token  # of all ranks
+    if group.size > 1:
+        is_spread = drafter is not None and drafter.is_spread
+        token_bytes += (group.size - 1) * (part if is_spread else replace(part, draft_shape=None)).bytes_per_token
+    size = _pool_size(part, token_bytes, profile, crew)
+    if crew is not None:
+        crew.tell(size)
+    kv = part.pool(size)
+    info = loaded.info
+    model = part.recorded(kv)
+    blocks: KVBlocks = LocalBlocks(kv, size.num_host_blocks)
+    if crew is not None:
+        model, blocks = LeadingModel(model, crew), LeadingBlocks(blocks, model.config.kv_shape.num_kv_heads, crew)
+    if peers is not None:
         model = LockstepModel(model, peers.group)
     if config.batch_invariant:
         _find_tiles(model, drafter, kv, blocks)
@@ -129,44 +122,34 @@ def load_in_background(load: Callable[[WorkerConfig], Engine], config: WorkerCon
     return loaded
 
 
-def load_part(config: WorkerConfig, group: Group, peers: Group = ALONE) -> LoadedModel:
-    """The model, or this rank's part of it where others have theirs (`peers`: experts), loaded with as many threads as it computes with. Raises ModelError, ConfigError."""
-    threads = config.threads or max(1, len(os.sched_getaffinity(0)) // group.size)
-    torch.set_num_threads(threads)
-    _log.info("loading model", model=config.model, rank=group.rank, threads=threads, batch_invariant=config.batch_invariant)
-    name = config.model
-    if name == DETERMINISTIC:
-        return _deterministic(_DETERMINISTIC_ALONE)
-    prefix, _, likeness = name.partition(":")
-    if prefix == DETERMINISTIC:
-        info = open_model(likeness).info
-        return _deterministic(replace(info, architecture=ARCHITECTURE, weights_digest=DETERMINISTIC))
-    source = open_model(name)
-    if config.batch_invariant:
-        ask_mkl_for_invariance()
-    backend = InvariantKernels if config.batch_invariant else TorchKernels
-    model = load_model(source, backend(group, peers))
-    return LoadedModel(model, source.info, source, backend(group), backend())
-
-
-def part_pool(
-    model: CausalLM, group: Group, config: WorkerConfig, size: PoolSize, draft_shape: KVShape | None = None
-) -> KVPool:
-    """The pool of the model, or of this rank's part."""
-    return KVPool.of_shape(model.config.kv_shape_of(group), size.num_blocks, config.block_size, paired=draft_shape)
-
-
-def _pool_size(config: WorkerConfig, token_bytes: int) -> PoolSize:
-    """`token_bytes`: what a position takes on all ranks together. Raises KVPoolTooSmall."""
-    num_blocks = num_blocks_for(config.kv_cache_bytes, config.block_size, token_bytes)
+def _pool_size(part: ModelPart, token_bytes: int, profile: MemoryProfile | None, crew: Crew | None) -> PoolSize:
+    """`token_bytes`: what a position takes on all ranks together. Raises KVPoolTooSmall, NoMemoryForKV."""
+    config = part.config
+    if config.kv_cache_bytes is not None or profile is None:
+        num_blocks = num_blocks_for(config.kv_cache_bytes or KV_CACHE_BYTES, config.block_size, token_bytes)
+    else:
+        num_blocks = _measured_blocks(part, profile, crew)
     if not config.swap_bytes:
         return PoolSize(num_blocks, 0)
     return PoolSize(num_blocks, num_blocks_for(config.swap_bytes, config.block_size, token_bytes, "swap_bytes"))
 
 
-def _begin(crew: Crew, size: PoolSize) -> None:
+def _measured_blocks(part: ModelPart, profile: MemoryProfile, crew: Crew | None) -> int:
+    """As many as the rank with the least room has room for, the null block aside; a position takes the most on rank 0, where `part` is."""
+    memories = [part.measure(profile)]
+    if crew is not None:
+        memories += _in_words(crew, crew.measured)
+    budget = kv_budget(memories, part.config.compute.gpu_memory_utilization or UTILIZATION)
+    for line in budget.explanation:
+        _log.info("memory for KV", of=line)
+    block_bytes = part.config.block_size * part.bytes_per_token
+    return num_blocks_for(budget.kv_bytes - block_bytes, part.config.block_size, part.bytes_per_token, "the room for KV")
+
+
+def _in_words(crew: Crew, ask: Callable[[], T]) -> T:
+    """What `ask` returns. Raises ConfigError for what a rank could not do."""
     try:
-        crew.begin(size)
+        return ask()
     except RankFailed as error:
         raise ConfigError(f"tensor_parallel_size {crew.group.size}: {error}") from error
 
@@ -178,18 +161,3 @@ def _find_tiles(model: CausalLM, drafter: Drafter | None, kv: KVPool, blocks: KV
     if drafter is not None:
         drafter.find_tiles(kv)
     blocks.move(Moves(zero_blocks=np.array([kv.null_block])))
-
-
-def _deterministic(info: ModelInfo) -> LoadedModel:
-    model, kernels = DeterministicLM(deterministic_config(info.vocab_size, info.max_model_len)), TorchKernels()
-    return LoadedModel(model, info, None, kernels, kernels)
-
-
-def _max_model_len(config: WorkerConfig, info: ModelInfo) -> int:
-    if config.max_model_len is None:
-        return info.max_model_len
-    if config.max_model_len > info.max_model_len:
-        raise ConfigError(
-            f"max_model_len is {config.max_model_len}, but {info.name} was trained for {info.max_model_len} tokens"
-        )
-    return config.max_model_len

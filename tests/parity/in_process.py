@@ -42,7 +42,19 @@ class InProcess:
             config.max_num_seqs, config.max_num_batched_tokens, num_speculative_tokens=config.num_speculative_tokens
         )
         proposer = drafter.proposer(kv) if drafter is not None else None
-        self._engine = Engine(model, kv, WorkerDescription(new_instance_id(), info, kv.geometry, limits), proposer, blocks)
+        self._begin(
+            Engine(model, kv, WorkerDescription(new_instance_id(), info, kv.geometry, limits), proposer, blocks), config
+        )
+
+    @classmethod
+    def of_engine(cls, engine: Engine, config: Config) -> "InProcess":
+        """With an engine that is there already."""
+        system = cls.__new__(cls)
+        system._begin(engine, config)
+        return system
+
+    def _begin(self, engine: Engine, config: Config) -> None:
+        self._engine = engine
         self._scheduler = Scheduler(config, Epoch(1, new_instance_id()))
         self._scheduler.attach_worker(WORKER, self._engine.report(1), 0)
         self._now_us = 0

@@ -1,0 +1,108 @@
+"""Where a worker computes and with which kernels: what was asked for, on the machine that is there."""
+
+from dataclasses import dataclass
+
+import torch
+
+from services.worker.config import WorkerConfig
+from services.worker.device_config import AUTO
+from tessera.values.config import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What torch sees: GPUs, and whether they are AMD's (ROCm)."""
+
+    num_gpus: int
+    is_rocm: bool
+
+    @classmethod
+    def found(cls) -> "Hardware":
+        """Of this process."""
+        return cls(torch.cuda.device_count(), torch.version.hip is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """`device` is cpu or cuda; `kernels` is torch, or one of the three words for AITER's."""
+
+    device: str
+    kernels: str
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the model lies on a GPU."""
+        return self.device == "cuda"
+
+    def device_of(self, rank: int) -> torch.device:
+        """Each rank of a worker has a GPU of its own, or the CPU with the others."""
+        return torch.device("cuda", rank) if self.is_gpu else torch.device("cpu")
+
+
+def choose_device(config: WorkerConfig, hardware: Hardware, *, computes: bool = True) -> DeviceChoice:
+    """`computes`: the model has weights; one without stays on the CPU. Raises ConfigError, which names the option and what to do."""
+    asked = config.compute
+    device, kernels = asked.device, asked.kernels
+    if device == AUTO:
+        device = "cuda" if computes and hardware.num_gpus and not config.batch_invariant else "cpu"
+    if kernels == AUTO:
+        kernels = "aiter" if device == "cuda" and hardware.is_rocm else "torch"
+    choice = DeviceChoice(device, kernels)
+    if choice.is_gpu:
+        _check_gpu(config, hardware, computes=computes)
+    if kernels != "torch" and not (choice.is_gpu and hardware.is_rocm):
+        raise ConfigError(
+            f"kernels {kernels} needs an AMD GPU and torch for ROCm, which {'torch does not see' if choice.is_gpu else 'device cpu excludes'}: "
+            f"use kernels torch"
+        )
+    if kernels == "torch":
+        _check_torch_kernels(config, choice)
+    return choice
+
+
+def _check_gpu(config: WorkerConfig, hardware: Hardware, *, computes: bool) -> None:
+    if not computes:
+        raise ConfigError(f"device cuda is of no use to {config.model}, which computes nothing: use device cpu")
+    if config.tensor_parallel_size > hardware.num_gpus:
+        raise ConfigError(
+            f"device cuda needs a GPU for each of {config.tensor_parallel_size} ranks, and torch sees {hardware.num_gpus}: "
+            f"lower tensor_parallel_size, or use device cpu"
+        )
+    if config.batch_invariant:
+        raise ConfigError("batch_invariant is proved for CPUs alone, where bits are compared: use device cpu, or leave it out")
+
+
+def _check_torch_kernels(config: WorkerConfig, choice: DeviceChoice) -> None:
+    asked = config.compute
+    if asked.kv_cache_dtype == "fp8":
+        raise ConfigError("kv_cache_dtype fp8 needs AITER's kernels: use kv_cache_dtype auto, or kernels aiter on an AMD GPU")
+    if asked.quantization != "none":
+        raise ConfigError(
+            f"quantization {asked.quantization} needs AITER's kernels: use quantization none, or kernels aiter on an AMD GPU"
+        )
+    if choice.is_gpu:
+        return
+    if asked.dtype not in (AUTO, "float32"):
+        raise ConfigError(f"dtype {asked.dtype} is for GPUs: on a CPU the model computes in float32, so leave it out")
+    if asked.graph_sizes:
+        raise ConfigError("graph_sizes are for GPUs: on a CPU nothing is recorded, so leave them out")
+    if asked.enforce_eager:
+        raise ConfigError("enforce_eager is for GPUs: on a CPU nothing is recorded, so leave it out")
+    if asked.gpu_memory_utilization is not None:
+        raise ConfigError("gpu_memory_utilization is for GPUs: on a CPU give kv_cache_bytes, or nothing")
+
+
+def compute_dtype(asked: str, choice: DeviceChoice, stored: torch.dtype) -> torch.dtype:
+    """What weights and activations are in, `asked` being the option and `stored` what the model's files have. AITER's kernels know no float32."""
+    if asked != AUTO:
+        dtype: torch.dtype = getattr(torch, asked)
+        if dtype == torch.float32 and choice.kernels != "torch":
+            raise ConfigError(
+                f"dtype float32 is unknown to kernels {choice.kernels}: use bfloat16 or float16, or kernels torch"
+            )
+        return dtype
+    if not choice.is_gpu:
+        return torch.float32
+    if stored == torch.float32 and choice.kernels != "torch":
+        return torch.bfloat16
+    return stored

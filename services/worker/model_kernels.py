@@ -1,0 +1,74 @@
+"""The kernels that a worker computes with, as its options and the machine have it."""
+
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from model_worker.group import ALONE, Group
+from model_worker.kernels.interface import Kernels
+from model_worker.kernels.invariant_backend import InvariantKernels, ask_mkl_for_invariance
+from model_worker.kernels.quantization import Quantization
+from model_worker.kernels.torch_backend import TorchKernels
+from model_worker.kernels.torch_device_backend import TorchDeviceKernels
+from model_worker.kv_pool import KVStore
+from model_worker.models.model_config import ModelConfig
+from model_worker.placement import Placement
+from services.worker.config import WorkerConfig
+from services.worker.device_choice import DeviceChoice, compute_dtype
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelKernels:
+    """Of one model on one rank: `spread` for what all ranks of the worker run, `draft` for heads, which each worker has whole, `alone` for what one
+    rank runs by itself. `store` is how its KV pools keep numbers."""
+
+    spread: Kernels
+    draft: Kernels
+    alone: Kernels
+    store: KVStore
+
+
+def model_kernels(
+    config: WorkerConfig, choice: DeviceChoice, shape: ModelConfig, stored: torch.dtype, group: Group, peers: Group = ALONE
+) -> ModelKernels:
+    """For a model of this shape, whose files have numbers of dtype `stored`. Raises ConfigError: AITER may be missing, or lack what the
+    model needs."""
+    placement = Placement(choice.device_of(group.rank), compute_dtype(config.compute.dtype, choice, stored))
+    if choice.kernels != "torch":
+        return _aiter_kernels(config, choice, shape, placement, group, peers)
+    groups = (group, peers), (group, ALONE), (ALONE, ALONE)
+    if config.batch_invariant:
+        ask_mkl_for_invariance()
+        made: list[Kernels] = [InvariantKernels(*each) for each in groups]
+    else:
+        kind = TorchDeviceKernels if choice.is_gpu else TorchKernels
+        made = [kind(*each, placement) for each in groups]
+    return ModelKernels(made[0], made[1], made[2], made[0].kv_store())
+
+
+def _aiter_kernels(
+    config: WorkerConfig, choice: DeviceChoice, shape: ModelConfig, placement: Placement, group: Group, peers: Group
+) -> ModelKernels:
+    from model_worker.kernels.aiter.library import AiterLibrary  # none of this without ROCm
+    from model_worker.kernels.aiter.native_backend import AiterNativeKernels
+    from model_worker.kernels.aiter.probe import Demand, Flavour, Machine, choose_flavour, require_native
+    from model_worker.kernels.aiter.triton_backend import AiterTritonKernels
+
+    library = AiterLibrary.for_device(placement.device)
+    kv_dtype = library.fp8 if config.compute.kv_cache_dtype == "fp8" else placement.dtype
+    demand = Demand(placement.dtype, kv_dtype, config.block_size, group)
+    if choice.kernels == "aiter":
+        chosen = choose_flavour(shape, demand, Machine.of(library))
+        flavour = chosen.flavour
+        _log.info("aiter's kernels are chosen", kernels=flavour.value, reason=chosen.reason)
+    else:
+        flavour = Flavour(choice.kernels)
+        if flavour is Flavour.NATIVE:
+            require_native(shape, demand, Machine.of(library))
+    kind = AiterNativeKernels if flavour is Flavour.NATIVE else AiterTritonKernels
+    quantization = Quantization(config.compute.quantization)
+    made = [kind(library, placement, quantization, *each) for each in ((group, peers), (group, ALONE), (ALONE, ALONE))]
+    return ModelKernels(made[0], made[1], made[2], made[0].kv_store(kv_dtype))
