@@ -138,7 +138,9 @@ def test_whoever_drafts_drafts_there_too(tmp_path: Path, proposer: str) -> None:
 @pytest.mark.usefixtures("use_gpu")
 def test_a_gpu_without_room_says_what_takes_it(tmp_path: Path) -> None:
     config = WorkerConfig(model=made("LlamaForCausalLM", tmp_path), compute=DeviceConfig(gpu_memory_utilization=0.87), **LIMITS)
-    with pytest.raises(NoMemoryForKV, match=r"no memory is left for KV: rank 0: 0\.87 of 100 MiB.*raise gpu_memory_utilization"):
+    with pytest.raises(
+        NoMemoryForKV, match=r"no memory is left for KV: rank 0: 0\.87 of 100 MiB.*raise gpu_memory_utilization"
+    ):
         load_engine(config)
     with pytest.raises(ConfigError, match=r"graph_sizes must be from 1 to max_num_seqs \(3\), got 4"):
         load_engine(replace(config, kv_cache_bytes=1 << 20, compute=DeviceConfig(graph_sizes=(4,))))
