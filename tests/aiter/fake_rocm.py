@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import triton
+from torch.utils._device import _device_constructors
 from triton.backends.compiler import GPUTarget
 
 ARCHS = ("gfx942", "gfx950")
@@ -110,6 +111,7 @@ def _stand_in_for_cuda(arch: str) -> None:
 
 def _make_on_cpu(*factories: str) -> None:
     """AITER makes some tensors of its own on "cuda", wherever its arguments lie."""
+    _device_constructors()  # remembers those that `with device:` is for, before they are wrapped
 
     def on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(make)
