@@ -9,7 +9,7 @@ from model_worker.ranks.gloo_group import GlooGroup
 from model_worker.ranks.torch_group import LOOPBACK
 from services.worker.config import WorkerConfig
 from services.worker.device_choice import DeviceChoice
-from services.worker.rank_groups import rank_group
+from services.worker.rank_groups import peer_group
 
 WATCH_S = 10 * 365 * 86400.0
 """How long a worker may wait for a word of its neighbour, which never comes."""
@@ -32,7 +32,7 @@ class ExpertPeers:
             store = GlooGroup.store_at(address, is_first=rank == tensor_rank == 0)
         except RuntimeError as error:
             raise RankLost(f"expert_parallel_store {address} cannot be had: {error}") from error
-        self.group = rank_group(choice)(store, rank, size, f"experts {tensor_rank}", interface)
+        self.group = peer_group(choice)(store, rank, size, f"experts {tensor_rank}", interface)
         self._watch_group = GlooGroup(store, rank, size, f"watch {tensor_rank}", interface, WATCH_S)
 
     def join(self, lose: Callable[[str], None] | None = None) -> None:

@@ -43,6 +43,11 @@ class Machine:
     arch: str
     has_compiled: bool
 
+    @property
+    def has_native_kernels(self) -> bool:
+        """Whether any compiled kernel of AITER runs here."""
+        return self.arch in NATIVE_ARCHS and self.has_compiled
+
     @classmethod
     def of(cls, library: AiterLibrary) -> "Machine":
         """This one."""
