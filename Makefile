@@ -104,6 +104,10 @@ states: setup ## Draw the states of a request in docs/states.md again, from the 
 sampling-table: setup ## Write the tables of docs/sampling.md again, from the limits of the sampling parameters
 	@$(BIN)/python -m tests.sampling_table
 
+.PHONY: aiter-table
+aiter-table: setup ## Write the tables of docs/aiter.md again: what proves each of AITER's kernels
+	@$(BIN)/python -m tests.aiter_table
+
 .PHONY: parity
 parity: setup ## Compare greedy outputs with transformers on the same weights, in every mode (minutes; ends with a JSON line)
 	@$(BIN)/python -m tests.parity.run $(ARGS)

@@ -68,6 +68,9 @@ class DeclaredLibrary(AiterLibrary):
 
         return AiterFunction(f"{module}.{name}", stand_in, parameters)
 
+    def forget(self, module: str, name: str) -> None:
+        self.function(module, name)
+
     def triton_dtype(self, dtype: torch.dtype) -> Any:
         return dtype
 

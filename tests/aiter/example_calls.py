@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.aiter.native_calls import LatentRows, NativeCalls, VarlenRows
-from model_worker.kernels.aiter.triton_calls import KVCache, PagedRows, Scaled, TritonCalls
+from model_worker.kernels.aiter.triton_calls import KVCache, PagedRows, Scaled, SortedTokens, TritonCalls
 
 T, R, H, KH, D, N, K = 3, 2, 4, 2, 128, 128, 256
 LATENT, ROTATED = 512, 64
@@ -88,9 +88,7 @@ TRITON: dict[str, Callable[[TritonCalls], object]] = {
     "silu_and_mul": lambda calls: calls.silu_and_mul(bf16(T, 2 * N)),
     "sort_tokens": lambda calls: calls.sort_tokens(i32(T, CHOSEN), EXPERTS, 16),
     "gemm_experts": lambda calls: [
-        calls.gemm_experts(
-            bf16(T, K), bf16(EXPERTS, N, K), calls.sort_tokens(i32(T, CHOSEN), EXPERTS, 16), i32(T, CHOSEN), weights
-        )
+        calls.gemm_experts(bf16(T, K), bf16(EXPERTS, N, K), SortedTokens(i32(64), i32(4), i32(1), 16), i32(T, CHOSEN), weights)
         for weights in (None, f32(T, CHOSEN))
     ],
 }

@@ -18,9 +18,34 @@ TRITON_KERNELS = {
     "quantize": {"_dynamic_per_token_quant_fp8_i8_kernel"},
     "quantize_groups": {"_fused_flatten_fp8_group_quant_kernel"},
     "sort_tokens": {f"_moe_align_block_size_stage{stage}_kernel" for stage in (1, 2, 3, 4)},
-    "gemm_experts": {"_fused_moe_kernel"} | {f"_moe_align_block_size_stage{stage}_kernel" for stage in (1, 2, 3, 4)},
+    "gemm_experts": {"_fused_moe_kernel"},
 }
 """By method of TritonCalls: the kernels of the published wheel."""
 
 GFX950_KERNELS = {"gemm_fp8_block": {"_gemm_a8w8_blockscale_reduce_kernel"}}
 """What comes to those of a method on gfx950."""
+
+NATIVE_KINDS = {
+    "rmsnorm2d_fwd": "CK",
+    "rmsnorm2d_fwd_with_add": "CK",
+    "layernorm2d_fwd": "CK",
+    "rope_cached_positions_fwd_inplace": "HIP",
+    "reshape_and_cache": "HIP",
+    "flash_attn_varlen_func": "CK, ASM",
+    "pa_fwd_asm": "ASM",
+    "concat_and_cache_mla": "HIP",
+    "mla_decode_fwd": "ASM",
+    "mla_prefill_fwd": "ASM",
+    "silu_and_mul": "HIP",
+    "topk_softmax": "HIP",
+    "biased_grouped_topk": "HIP",
+    "shuffle_weight": "torch",
+    "fused_moe": "CK",
+    "mm": "hipBLASLt, ASM, torch",
+    "per_token_quant": "HIP",
+    "per_group_quant": "HIP",
+    "gemm_a8w8_bpreshuffle": "CK",
+    "gemm_a8w8_blockscale": "CK",
+    "mixed_sample_outer_exponential": "HIP",
+}
+"""By method of NativeCalls: what its kernels are written in; of several, AITER chooses by size."""

@@ -197,7 +197,9 @@ def expert_launches(launch: Callable[[TritonCalls, Tensor, Tensor, SortedTokens,
         def run(calls: TritonCalls) -> object:
             ids = i32(tokens, chosen)
             x = bf16(tokens if is_up else tokens * chosen, sizes[1])
-            return launch(calls, x, bf16(count, *sizes), calls.sort_tokens(ids, count, block_size), ids)
+            blocks = ids.numel() // block_size + count
+            sorted_tokens = SortedTokens(i32(blocks * block_size), i32(blocks), i32(1), block_size)
+            return launch(calls, x, bf16(count, *sizes), sorted_tokens, ids)
 
         return run
 
