@@ -20,8 +20,11 @@ class FarLibrary(AiterLibrary):
             assert all(isinstance(tensor, _FarTensor) for tensor in given), f"{name} has tensors of the host"
             known = {id(tensor.near): tensor for tensor in given}
             result = found.function(**tree_map(lambda leaf: leaf.near if isinstance(leaf, _FarTensor) else leaf, arguments))
-            return tree_map(
-                lambda leaf: known.get(id(leaf)) or _FarTensor(leaf) if isinstance(leaf, Tensor) else leaf, result
-            )
+            return tree_map(lambda leaf: _far(leaf, known) if isinstance(leaf, Tensor) else leaf, result)
 
         return AiterFunction(found.name, call, found.parameters)
+
+
+def _far(near: Tensor, known: dict[int, _FarTensor]) -> _FarTensor:
+    found = known.get(id(near))
+    return _FarTensor(near) if found is None else found
