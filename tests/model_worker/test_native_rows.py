@@ -5,10 +5,13 @@ import torch
 
 from model_worker.batch import Batch
 from model_worker.kernels.aiter import native_rows
-from model_worker.kernels.aiter.native_rows import SingleRows, chunk_rows, context_slots, single_rows
+from model_worker.kernels.aiter.native_rows import LOOKED_UP, SingleRows, chunk_rows, context_slots, single_rows
+from model_worker.kv_pool import KVPool
 from model_worker.placement import ON_CPU
 
 BLOCK = 4
+KV = KVPool(1, 10, BLOCK, 1, 8)
+NULL = KV.null_block
 TABLES = torch.tensor([[7, -1, -1, -1], [2, 9, 4, -1], [1, 3, -1, -1], [5, 6, 8, 0]], dtype=torch.int32)
 
 
@@ -27,11 +30,14 @@ def slots_of(row: int, length: int) -> list[int]:
 def test_each_query_of_a_short_row_is_a_row_whose_context_ends_at_itself() -> None:
     """A decode, a chunk, two drafts behind a token, and a chunk."""
     batch = batch_of([1, 9, 3, 12], [2, 11, 7, 12], num_decodes=1)
-    singles = single_rows(batch, ON_CPU)
+    singles = single_rows(batch, KV, ON_CPU)
     assert singles is not None and singles.tokens is not None
     assert singles.tokens.tolist() == [0, 10, 11, 12]
     assert singles.context_lens.tolist() == [2, 5, 6, 7] and singles.positions_max == 20
-    assert torch.equal(singles.tables, TABLES[[0, 2, 2, 2]]) and singles.tables.is_contiguous()
+    assert (
+        singles.tables[:, :4].tolist() == [[7, NULL, NULL, NULL], *[[1, 3, NULL, NULL]] * 3] and singles.tables.is_contiguous()
+    )
+    assert singles.tables.dtype == torch.int32 and singles.tables[:, 4:].tolist() == [[NULL] * LOOKED_UP] * 4
     starts, slots = context_slots(singles, BLOCK)
     assert starts.tolist() == [0, 2, 7, 13, 20]
     assert slots.tolist() == slots_of(0, 2) + slots_of(2, 5) + slots_of(2, 6) + slots_of(2, 7)
@@ -54,8 +60,8 @@ def test_only_so_many_positions_are_copied_at_once(monkeypatch: pytest.MonkeyPat
 
 def test_rows_of_one_kind_need_the_other_not() -> None:
     decodes, prompts = batch_of([1, 1], [3, 9], num_decodes=2), batch_of([9, 9], [9, 9], num_decodes=0)
-    assert chunk_rows(decodes, BLOCK, ON_CPU) == [] and single_rows(prompts, ON_CPU) is None
-    singles = single_rows(decodes, ON_CPU)
+    assert chunk_rows(decodes, BLOCK, ON_CPU) == [] and single_rows(prompts, KV, ON_CPU) is None
+    singles = single_rows(decodes, KV, ON_CPU)
     assert singles is not None and singles.tokens is None and singles.context_lens is decodes.context_lens
 
 

@@ -28,7 +28,7 @@ class NativeAttention(RotatingAttention):
         self._pool = kv
         self._unit_scales = unit_scales
         self._slots = placement.take(batch.slot_mapping)
-        self._singles = single_rows(batch, placement)
+        self._singles = single_rows(batch, kv, placement)
         self._chunks = chunk_rows(batch, kv.block_size, placement)
         self._tokens = torch.arange(batch.num_tokens, device=placement.device)
 

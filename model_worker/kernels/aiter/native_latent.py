@@ -27,7 +27,7 @@ class NativeLatentAttention(PagedAttention):
         self._pool = kv
         self._slots = placement.take(batch.slot_mapping)
         self._unit = torch.ones(1, dtype=torch.float32, device=placement.device)
-        singles = single_rows(batch, placement)
+        singles = single_rows(batch, kv, placement)
         self._tokens = singles.tokens if singles is not None else None
         self._singles = None
         if singles is not None:

@@ -11,12 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from model_worker.batch import Batch
+from model_worker.kv_pool import KVPool
 from model_worker.placement import Placement
 
 FEW_QUERIES = 8
 """Queries of a row that go by themselves."""
+
+LOOKED_UP = 16
+"""Blocks behind a context whose ids AITER may read, though not the blocks' positions: it reads contexts in pieces of up to 256 positions."""
 
 COPIED_MAX = 1 << 17
 """Positions whose keys and values are copied at once, unless a row alone has more: 512 MiB at 8 heads of 128 elements in 16 bits."""
@@ -24,8 +29,8 @@ COPIED_MAX = 1 << 17
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SingleRows:
-    """N queries, each a row of its own. `tokens` int64 `[N]`: which of the batch; None: all, in order. `tables` int32 `[N, blocks]`, contiguous;
-    `context_lens` int32 `[N]`; `positions_max`: at least the sum of these, a host number."""
+    """N queries, each a row of its own. `tokens` int64 `[N]`: which of the batch; None: all, in order. `tables` int32 `[N, blocks]`, contiguous, the
+    null block behind a context; `context_lens` int32 `[N]`; `positions_max`: at least the sum of these, a host number."""
 
     tokens: Tensor | None
     tables: Tensor
@@ -48,12 +53,13 @@ class ChunkRows:
     are_new: bool
 
 
-def single_rows(batch: Batch, placement: Placement) -> SingleRows | None:
+def single_rows(batch: Batch, kv: KVPool, placement: Placement) -> SingleRows | None:
     """None: there are none. A batch on the device has nothing else, and no number of it is read."""
     if batch.num_decodes == batch.num_rows:
         on_host = batch.context_lens.device.type == "cpu"
         total = int(batch.context_lens.sum()) if on_host else batch.num_rows * batch.max_context_len
-        return SingleRows(None, placement.take(batch.block_tables), placement.take(batch.context_lens), total)
+        context_lens = placement.take(batch.context_lens)
+        return SingleRows(None, _tables(placement.take(batch.block_tables), context_lens, kv), context_lens, total)
     starts, counts, lens = _counted(batch)
     rows = np.flatnonzero(counts <= FEW_QUERIES)
     if not len(rows):
@@ -61,12 +67,13 @@ def single_rows(batch: Batch, placement: Placement) -> SingleRows | None:
     row_of = np.repeat(rows, counts[rows])
     behind = np.concatenate([np.arange(count - 1, -1, -1) for count in counts[rows]])  # queries of its row after each
     tokens = starts[row_of] + counts[row_of] - 1 - behind
-    context_lens = lens[row_of] - behind
+    seen = lens[row_of] - behind
+    context_lens = placement.take(torch.from_numpy(seen.astype(np.int32)))
     return SingleRows(
         tokens=placement.take(torch.from_numpy(tokens)),
-        tables=placement.take(batch.block_tables[torch.from_numpy(row_of)]),
-        context_lens=placement.take(torch.from_numpy(context_lens.astype(np.int32))),
-        positions_max=int(context_lens.sum()),
+        tables=_tables(placement.take(batch.block_tables[torch.from_numpy(row_of)]), context_lens, kv),
+        context_lens=context_lens,
+        positions_max=int(seen.sum()),
     )
 
 
@@ -89,6 +96,13 @@ def context_slots(rows: SingleRows, block_size: int) -> tuple[Tensor, Tensor]:
     block = torch.div(position, block_size, rounding_mode="floor").clamp_(max=rows.tables.shape[1] - 1)
     slots = rows.tables[row, block].mul_(block_size).add_(position.remainder_(block_size))
     return torch.cat((ends.new_zeros(1), ends)), slots
+
+
+def _tables(tables: Tensor, context_lens: Tensor, kv: KVPool) -> Tensor:
+    """With LOOKED_UP more columns, and the null block wherever a table has anything behind its context."""
+    tables = functional.pad(tables, (0, LOOKED_UP))
+    starts = torch.arange(tables.shape[1], dtype=torch.int32, device=tables.device) * kv.block_size
+    return torch.where(starts < context_lens.unsqueeze(1), tables, kv.null_block)
 
 
 def _counted(batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

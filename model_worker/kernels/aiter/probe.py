@@ -28,6 +28,10 @@ LATENT_HEADS = 16, 128
 """How many query heads that one takes. Fewer are filled up with zeros."""
 
 
+EXPERT_TILE = 128
+"""What its products of experts cut weights into, without a remainder."""
+
+
 class Flavour(Enum):
     """As the worker's option `kernels` names them."""
 
@@ -128,10 +132,9 @@ def _latent_obstacle(config: ModelConfig, latent: LatentConfig, demand: Demand) 
 
 
 def _experts_obstacle(config: ModelConfig) -> str | None:
-    """Their weights are cut into tiles of 16 x 32."""
     if config.experts is None:
         return None
     sizes = config.hidden_size, config.experts.intermediate_size
-    if any(size % 32 for size in sizes):
-        return f"compiled experts take sizes that divide by 32, and the model's are {sizes[0]} and {sizes[1]}"
+    if any(size % EXPERT_TILE for size in sizes):
+        return f"compiled experts take sizes that divide by {EXPERT_TILE}, and the model's are {sizes[0]} and {sizes[1]}"
     return None
