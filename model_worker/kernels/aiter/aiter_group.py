@@ -39,8 +39,10 @@ class AiterGroup(NcclGroup):
                 local_rank=self.rank,
             )
             coordinator: Any = library.function("aiter.dist.parallel_state", "get_tp_group")()
-        except RuntimeError as error:
-            raise GroupBroken(f"rank {self.rank} cannot join the others in AITER: {error}") from error
+        except (RuntimeError, AttributeError) as error:  # the latter where it takes GPUs for joined that are not
+            raise GroupBroken(
+                f"rank {self.rank} cannot join the others in AITER ({error}): kernels aiter-triton join them without it"
+            ) from error
         self._sum = AiterFunction("GroupCoordinator.all_reduce", coordinator.all_reduce, None)
 
     def leave(self) -> None:
