@@ -27,6 +27,13 @@ COMPUTE_UNITS = {"gfx942": 304, "gfx950": 256}
 
 def install(arch: str, folder: Path) -> None:
     """Make this process look like a machine with one GPU of `arch`. `folder`: an empty one, for programs and AITER's own files."""
+    pretend(arch, folder)
+    stand_in_for_cuda(arch)
+    _make_on_cpu("empty", "arange")
+
+
+def pretend(arch: str, folder: Path) -> None:
+    """What of `install` leaves torch's own GPU alone."""
     _put_programs_on_path(arch, folder / "bin")
     os.environ |= {
         "GPU_ARCHS": arch,
@@ -36,8 +43,6 @@ def install(arch: str, folder: Path) -> None:
         "TRITON_CACHE_DIR": str(folder / "triton"),
     }
     triton.runtime.driver.set_active(FakeDriver(arch))
-    _stand_in_for_cuda(arch)
-    _make_on_cpu("empty", "arange")
     _strip_doubled_namespace()
 
 
@@ -92,7 +97,7 @@ class _Device:
         pass
 
 
-def _stand_in_for_cuda(arch: str) -> None:
+def stand_in_for_cuda(arch: str) -> None:
     """What AITER asks torch about the current GPU. `torch.cuda.is_available()` stays False: tensors stay on the CPU."""
     properties = types.SimpleNamespace(
         multi_processor_count=COMPUTE_UNITS[arch], gcnArchName=arch, name="fake GPU", major=9, minor=4, total_memory=192 << 30

@@ -44,7 +44,7 @@ class _Watched:
 
     def forward(self, batch: Batch, kv: KVPool) -> Tensor:
         logits = self._model.forward(batch, kv)
-        self.logits.append(logits.clone())
+        self.logits.append(logits.to("cpu", copy=True))
         return logits
 
 
