@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+FIRST_ARCH = "gfx942"
 MODE = os.environ.get("AITER_TEST_MODE", "interpreter")
-ARCH = os.environ.get("AITER_TEST_ARCH", "gfx942")
+ARCH = os.environ.get("AITER_TEST_ARCH", FIRST_ARCH)
 
 if find_spec("triton") is None:
     raise pytest.UsageError("these tests need triton and amd-aiter: `make test-aiter` sets up an environment with both")
@@ -39,6 +40,14 @@ else:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "each_arch: depends on the architecture, so it runs on each")
+    # The interpreter's own, once for each program.
+    config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if MODE == "interpreter" and ARCH != FIRST_ARCH:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("each_arch") is None])
+        items[:] = [item for item in items if item.get_closest_marker("each_arch") is not None]
 
 
 @pytest.fixture(scope="session")
