@@ -116,14 +116,14 @@ def test_experts(arch: str, *, is_spread: bool) -> None:
 
 
 @pytest.mark.parametrize("quantization", [Quantization.FP8, Quantization.FP8_BLOCK])
-@pytest.mark.parametrize("rows", [128, 24])
+@pytest.mark.parametrize(("rows", "columns"), [(128, 256), (24, 256), (128, 96)])
 def test_weights_of_sizes_that_8_bit_kernels_do_not_take_stay_as_they_are(
-    arch: str, recorded_calls: list[Call], quantization: Quantization, rows: int
+    arch: str, recorded_calls: list[Call], quantization: Quantization, rows: int, columns: int
 ) -> None:
     torch.manual_seed(5)
-    x, weight, bias = normal(5, 128), normal(rows, 128, scale=0.1), normal(rows)
+    x, weight, bias = normal(5, columns), normal(rows, columns, scale=0.1), normal(rows)
     found = make(arch, quantization).pack(weight)(x, bias)
-    is_quantized = rows == 128
+    is_quantized = (rows, columns) == (128, 256)
     assert is_close(found, TORCH.linear(x.float(), weight.float(), bias.float()), 0.1 if is_quantized else ROUNDINGS)
     assert any(call.module.startswith("module_gemm_a8w8") for call in recorded_calls) == is_quantized
 

@@ -23,14 +23,14 @@ from model_worker.models.latent_config import LatentConfig
 from model_worker.models.model_config import ModelConfig
 from model_worker.placement import Placement
 from tests.aiter.compiled_modules import Call
-from tests.aiter.model_pairs import worst_error
+from tests.aiter.model_pairs import PagedDriver, worst_error
 from tests.aiter.model_shapes import DEEPSEEK_V3, LLAMA, QWEN3_MOE
 
 BOUND = 0.1
 """Standard deviations of the logits, as for the Triton kernels: what bfloat16 costs over two layers."""
 
 FP8_BOUND = 0.5
-"""8-bit floats have 3 or 4 bits."""
+"""8-bit floats have 4 bits: of a cache the largest error, of weights and what they multiply the root mean square, which is 1.4 where nothing is right."""
 
 # Heads, latents and blocks of the sizes that the compiled kernels are made for.
 SHAPES: dict[str, tuple[ModelConfig, set[str]]] = {
@@ -98,8 +98,10 @@ class Rounding(TorchKernels):
 @pytest.mark.each_arch
 @pytest.mark.parametrize("quantization", [Quantization.FP8, Quantization.FP8_BLOCK])
 def test_eight_bit_weights(arch: str, quantization: Quantization, recorded_calls: list[Call]) -> None:
-    shape = replace(SHAPES["Llama"][0], hidden_size=128, intermediate_size=256)
+    shape = replace(SHAPES["Llama"][0], hidden_size=256, intermediate_size=256)
     reference = Rounding(AiterLibrary(arch).fp8, None if quantization is Quantization.FP8 else 128)
-    assert worst_error(shape, kernels(arch, quantization), reference=reference) < FP8_BOUND
+    expected = PagedDriver(shape, reference).conversation()
+    found = PagedDriver(shape, kernels(arch, quantization)).conversation()
+    assert float((found - expected).square().mean().sqrt() / expected.std()) < FP8_BOUND
     product = "gemm_a8w8_bpreshuffle" if quantization is Quantization.FP8 else "gemm_a8w8_blockscale"
     assert product in {call.operator for call in recorded_calls}

@@ -25,6 +25,9 @@ from tessera.values.config import ConfigError
 _GROUPS = (1, 2, 4, 8)
 """Numbers of groups of experts that AITER's routing knows."""
 
+_COLUMNS_MIN = 192
+"""Of a weight in 8 bits with a scale per row: AITER has no kernel for fewer."""
+
 
 class AiterNativeKernels(TorchKernels):
     """Computes in bfloat16. `quantization`: of linear layers. Raises ConfigError for another dtype."""
@@ -57,7 +60,7 @@ class AiterNativeKernels(TorchKernels):
     def pack(self, weight: Tensor) -> Product:
         """In 8 bits where it was asked for and the kernels take the size; else with a row in one piece, as they read it."""
         rows, columns = weight.shape
-        if self._quantization is Quantization.FP8 and rows % 16 == 0 and columns % 32 == 0:
+        if self._quantization is Quantization.FP8 and rows % 16 == 0 and columns % 64 == 0 and columns >= _COLUMNS_MIN:
             return self._by_rows(weight)
         if self._quantization is Quantization.FP8_BLOCK and rows % 128 == 0 and columns % 128 == 0:
             return self._by_blocks(weight)
