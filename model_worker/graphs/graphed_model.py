@@ -82,7 +82,7 @@ class GraphedModel:
 
     @torch.inference_mode()
     def _record(self, size: int, recorder: Recorder) -> _Recorded:
-        batch = _on(self._kv.store.device, self._shape.longest(size))
+        batch = _on(self._kv.store.device, self._shape.blank(size))
         if not self._outputs:  # those of the largest size
             self._outputs = tuple(torch.empty_like(each) for each in self._pass(batch))
 

@@ -42,19 +42,19 @@ class DecodeShape:
             logits_rows=torch.arange(size),
         )
 
-    def longest(self, size: int) -> Batch:
-        """`size` rows of nobody's with contexts of full length, all in the null block: what is recorded, so that whatever depends on the
-        longest context of a batch is made for the longest there can be."""
-        last = self.max_context - 1
+    def blank(self, size: int) -> Batch:
+        """`size` rows of padding, with room and bounds for contexts of full length: what is recorded, so that whatever depends on the longest context
+        of a batch is made for the longest there can be, and costs little until there is one."""
         return Batch(
             input_ids=torch.zeros(size, dtype=torch.int64),
-            positions=torch.full((size,), last),
-            slot_mapping=torch.full((size,), self.null_block * self.block_size + last % self.block_size),
+            positions=torch.zeros(size, dtype=torch.int64),
+            slot_mapping=torch.full((size,), self.null_block * self.block_size),
             cu_seqlens_q=torch.arange(size + 1, dtype=torch.int32),
-            context_lens=torch.full((size,), self.max_context, dtype=torch.int32),
+            context_lens=torch.ones(size, dtype=torch.int32),
             block_tables=torch.full((size, self.max_blocks), self.null_block, dtype=torch.int32),
             num_decodes=size,
             logits_rows=torch.arange(size),
+            max_context_len=self.max_context,
         )
 
 

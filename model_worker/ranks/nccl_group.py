@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch.distributed
+from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from model_worker.group import GroupBroken
@@ -20,6 +21,11 @@ class NcclGroup(TorchGroup):
                 f"rank {self.rank} cannot meet the others again: a pass failed, and GPUs may still be in the middle of it"
             )
         super().join(generation)
+
+    def gather(self, x: Tensor) -> Tensor | None:
+        """See `Group`. Nccl gathers for all."""
+        gathered = self.all_gather(x)
+        return gathered if self.rank == 0 else None
 
     def _connect(self, store: Store) -> Any:
         if not torch.distributed.is_nccl_available():

@@ -51,9 +51,9 @@ def test_rows_of_padding_touch_the_null_block_alone() -> None:
     assert padded.block_tables[2:].unique().tolist() == [77]
     assert padded.block_tables[:2].equal(batch.block_tables), "no wider than the batch needs"
     assert is_decode_only(padded) and padded.logits_rows.tolist() == [0, 1, 2, 3]
-    longest = shape.longest(3)
-    assert longest.max_context_len == 40 and longest.slot_mapping.tolist() == [77 * 4 + 3] * 3
-    assert longest.block_tables.shape == (3, 10) and longest.block_tables.unique().tolist() == [77]
+    blank = shape.blank(3)
+    assert blank.max_context_len == 40 and blank.slot_mapping.tolist() == [77 * 4] * 3
+    assert blank.block_tables.shape == (3, 10) and blank.block_tables.unique().tolist() == [77]
 
 
 def test_only_decodes_whose_logits_are_all_wanted_are_recorded() -> None:
