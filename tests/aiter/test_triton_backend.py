@@ -134,6 +134,14 @@ def test_linear_in_8_bits(arch: str, quantization: Quantization, rows: int) -> N
     assert errors.std() < 0.04 and errors.abs().max() < 0.2
 
 
+@pytest.mark.each_arch
+@pytest.mark.parametrize("quantization", [Quantization.FP8, Quantization.FP8_BLOCK])
+def test_a_token_of_zeros_in_8_bits(arch: str, quantization: Quantization) -> None:
+    """As one whose embedding is zero."""
+    x, weight = torch.zeros(2, 128, dtype=torch.bfloat16), Random(torch.bfloat16)(32, 128)
+    assert not make(arch, torch.bfloat16, quantization).pack(weight)(x, None).any()
+
+
 def test_a_weight_that_128_does_not_divide_stays_in_16_bits(arch: str) -> None:
     random = Random(torch.bfloat16)
     x, weight = random(5, 96), random(64, 96)

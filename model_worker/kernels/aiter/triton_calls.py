@@ -213,6 +213,8 @@ class TritonCalls:
         """x 16 bits `[T, K]` as 8-bit floats, one scale per row."""
         values, scales = torch.empty_like(x, dtype=self.library.fp8), x.new_empty(len(x), dtype=torch.float32)
         self._function("quant", "dynamic_per_token_quant_fp8_i8")(qx=values, x_in=x, scale_out=scales)
+        # Of a row of zeros, whose scale is 0, AITER makes NaN.
+        values.view(torch.uint8).masked_fill_(scales.unsqueeze(1) == 0, 0)
         return Scaled(values, scales)
 
     def quantize_groups(self, x: Tensor) -> "Scaled":

@@ -1,8 +1,8 @@
 """Multi-head latent attention by AITER's Triton kernels: many query heads over one vector per position, whose first part is the value too.
 
-The kernel reads a list of the slots of each query's context. (AITER's newest have one that reads block tables; it multiplies what lies behind a
-context in its last block by 0, so a NaN left there by another request would get through.) The lists of a pass are made on the device. Those of
-a long prefill would take more memory than what they list, so it goes in pieces, whose lists are made for each layer anew.
+The kernel reads a list of the slots of each query's context (AITER's newest versions have another, which reads block tables; its published wheel has
+not). The lists of a pass are made on the device. Those of a long prefill would take more memory than what they list, so it goes in pieces,
+whose lists are made for each layer anew.
 """
 
 import torch
