@@ -50,11 +50,8 @@ def choose_device(config: WorkerConfig, hardware: Hardware, *, computes: bool = 
     choice = DeviceChoice(device, kernels)
     if choice.is_gpu:
         _check_gpu(config, hardware, computes=computes)
-    if kernels != "torch" and not (choice.is_gpu and hardware.is_rocm):
-        raise ConfigError(
-            f"kernels {kernels} needs an AMD GPU and torch for ROCm, which {'torch does not see' if choice.is_gpu else 'device cpu excludes'}: "
-            f"use kernels torch"
-        )
+    if kernels != "torch":
+        _check_aiter(choice, hardware)
     if kernels == "torch":
         _check_torch_kernels(config, choice)
     return choice
@@ -70,6 +67,16 @@ def _check_gpu(config: WorkerConfig, hardware: Hardware, *, computes: bool) -> N
         )
     if config.batch_invariant:
         raise ConfigError("batch_invariant is proved for CPUs alone, where bits are compared: use device cpu, or leave it out")
+
+
+def _check_aiter(choice: DeviceChoice, hardware: Hardware) -> None:
+    if not hardware.is_rocm:
+        obstacle = "this torch is not for ROCm"
+    elif not choice.is_gpu:
+        obstacle = "device is cpu" if hardware.num_gpus else "torch sees no GPU"
+    else:
+        return
+    raise ConfigError(f"kernels {choice.kernels} needs an AMD GPU and torch for ROCm, and {obstacle}: use kernels torch")
 
 
 def _check_torch_kernels(config: WorkerConfig, choice: DeviceChoice) -> None:

@@ -18,6 +18,7 @@ def tessera(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (("worker", "--model", "./gone", "--listen", "127.0.0.1:0"), "--model './gone' does not exist"),
         (("worker", "--model", "deterministic", "--kv-cache-bytes", "10", "--listen", "127.0.0.1:0"), "--kv-cache-bytes is 10"),
+        (("worker", "--model", "deterministic", "--device", "cuda"), "--device cuda is of no use to deterministic"),
         (("gateway", "--model", "./gone", "--scheduler", "127.0.0.1:1"), "--model './gone' does not exist"),
         (
             ("scheduler", "--worker", "127.0.0.1:1", "--redis", "redis://127.0.0.1:1", "--listen", "256.0.0.1:1"),
@@ -37,6 +38,7 @@ def test_what_cannot_work_is_one_line(arguments: tuple[str, ...], complaint: str
         (("worker",), "Missing option '--model'"),
         (("worker", "--model", "x", "--block-size", "7"), "--block-size must be 1 or a multiple of 16, got 7"),
         (("worker", "--model", "x", "--threads", "100000"), "--threads must be at most 1024, got 100000"),
+        (("worker", "--model", "x", "--graph-size", "4", "--enforce-eager"), "--enforce-eager and --graph-size exclude"),
         (("scheduler", "--worker", "a:1"), "Missing option '--redis'"),
         (("scheduler", "--worker", "a:1", "--redis", "http://x"), "--redis must begin with redis://"),
         (("gateway", "--scheduler", "a:1"), "Missing option '--model'"),
