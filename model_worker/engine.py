@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from model_worker.batch_check import check_batch
+from model_worker.device_sampler import DeviceSampler
 from model_worker.input_batch import Rows, Spans, build_batch, build_dummy_batch
+from model_worker.kernels.best_tokens import FindBest, first_best
 from model_worker.kv_blocks import KVBlocks, LocalBlocks, Moves
 from model_worker.kv_pool import KVPool
 from model_worker.logprobs import NO_IDS, logprobs_of
@@ -25,7 +27,7 @@ from model_worker.prompt_targets import prompt_targets
 from model_worker.row_results import RowResults
 from model_worker.row_selection import select_rows
 from model_worker.sample_rows import SampleRows
-from model_worker.sampler import NO_TOKEN, NOT_FINITE, Sampler, sampled_logprobs
+from model_worker.sampler import NO_TOKEN, NOT_FINITE, Sampler
 from model_worker.sampling_table import OFF, SamplingTable
 from model_worker.slot_table import SlotTable
 from model_worker.speculation.proposer import Drafts, Follower, Passed, Proposer
@@ -46,12 +48,12 @@ FAILURE_TEXT_MAX = 256
 
 @dataclass(slots=True)
 class _Computed:
-    """What became of `rows`: `done` (bool `[R]`) were computed; `logits` float32 `[sum of their logits_counts, vocab]`; `prompt_logprobs` of
+    """What became of `rows`: `done` (bool `[R]`) were computed; `logits` float32 `[sum of their logits_counts, vocab]`, on the model's device; `prompt_logprobs` of
     all rows; `hidden` `[T, W]` as the follower wants it, None where there is none or the pass took several."""
 
     rows: Rows
     done: np.ndarray
-    logits: np.ndarray
+    logits: Tensor
     prompt_logprobs: PromptLogprobs | None
     failures: dict[int, str] = field(default_factory=dict)
     hidden: Tensor | None = None
@@ -81,8 +83,9 @@ class Engine:
         blocks: KVBlocks | None = None,
         *,
         rejects: bool = False,
+        find_best: FindBest = first_best,
     ) -> None:
-        """`rejects`: drafts are verified by rejection sampling (see `model_worker.speculation.rejection`) instead of the model's own draws."""
+        """`find_best`: that of the model's kernels. `rejects`: drafts are verified by rejection sampling (see `model_worker.speculation.rejection`) instead of the model's own draws."""
         assert proposer is not None or not description.limits.num_speculative_tokens, "nobody to make the drafts"
         self.description = description
         self.last_step = 0  # highest step executed
@@ -91,8 +94,9 @@ class Engine:
         self._blocks = blocks or LocalBlocks(kv, description.geometry.num_host_blocks)
         self._proposer = proposer
         self._follower = proposer if isinstance(proposer, Follower) else None
-        self._sampler = Sampler(description.model.eos_token_ids, torch.get_num_threads())
-        self._rejection = RejectionSampler(self._sampler) if rejects else None
+        sampler = Sampler(description.model.eos_token_ids, torch.get_num_threads())
+        self._sampler = DeviceSampler(sampler, find_best)
+        self._rejection = RejectionSampler(sampler) if rejects else None
         num_slots = SLOTS_PER_SEQUENCE * description.limits.max_num_seqs
         self._slots = SlotTable(num_slots, description.model.max_model_len, description.geometry)
         self._sampling = SamplingTable(num_slots, description.model.vocab_size)
@@ -263,16 +267,20 @@ class Engine:
         sample_rows = SampleRows(
             self._sampling, table.token_ids, slots, table.prompt_lens[slots], table.num_ids[slots] + places, samples[row_of]
         )
-        drawn, failures = self._sampler.draw(computed.logits, sample_rows)
+        wanted = self._sampling.logprobs[slots] != OFF
         if self._rejection is not None and rows.drafts.counts.any():
-            self._rejection.revise(drawn, computed.logits, sample_rows, *rows.drafts.at(row_of, places))
-        targets[row_of, places] = drawn
-        computed.failures.update({int(row_of[at]): text for at, text in failures.items() if not places[at]})
-        for at in sorted(failures, reverse=True):  # the first of a row decides
+            drafts, odds = rows.drafts.at(row_of, places)
+            drawn = self._sampler.draw(computed.logits, sample_rows, wanted | (drafts >= 0))
+            drawn.revise(self._rejection, sample_rows, drafts, odds)
+        else:
+            drawn = self._sampler.draw(computed.logits, sample_rows, wanted)
+        targets[row_of, places] = drawn.token_ids
+        computed.failures.update({int(row_of[at]): text for at, text in drawn.failures.items() if not places[at]})
+        for at in sorted(drawn.failures, reverse=True):  # the first of a row decides
             computed.bad_drafts[int(row_of[at])] = int(rows.logits_counts[row_of[at]] - places[at])
         token_ids = accepted(targets, rows.drafts.token_ids)
         kept = token_ids[row_of, places]
-        logprobs = sampled_logprobs(computed.logits, kept, sample_rows)
+        logprobs = drawn.held.logprobs(kept, sample_rows)
         return token_ids, None if logprobs is None else logprobs.of(np.flatnonzero(kept != NO_TOKEN))
 
     def _compute(self, rows: Rows, step_id: int) -> _Computed:
@@ -286,22 +294,24 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - whatever a model or a kernel raises must not end its neighbours
                 _log.warning("step %d failed, try %d: %s", step_id, attempt, _text(error), exc_info=error)
             rows = rows.without_drafts()
-        parts, failures = [np.empty((0, self.description.model.vocab_size), dtype=np.float32)], {}
+        parts: list[Tensor] = []
+        failures: dict[int, str] = {}
         prompts: dict[int, PromptLogprobs] = {}
         for row in range(len(rows.slots)):
             try:
                 logits, prompt_logprobs, _ = self._forward(rows.only(row), step_id)
-                parts.append(logits.copy())
+                parts.append(logits.clone())
                 if prompt_logprobs is not None:
                     prompts[row] = prompt_logprobs
             except Exception as error:  # noqa: BLE001 - as above
                 failures[row] = _text(error)
                 everyone[row] = False
         prompt_logprobs = _in_one(prompts, len(rows.slots))
-        return _Computed(rows, everyone, np.concatenate(parts), prompt_logprobs, failures | _prompt_failures(prompt_logprobs))
+        logits = torch.cat(parts) if parts else torch.empty(0, self.description.model.vocab_size)
+        return _Computed(rows, everyone, logits, prompt_logprobs, failures | _prompt_failures(prompt_logprobs))
 
-    def _forward(self, rows: Rows, step_id: int) -> tuple[np.ndarray, PromptLogprobs | None, Tensor | None]:
-        """Logits of every row's last `logits_counts` positions, on the host, float32 `[sum, vocab]`, valid until the next call; what the
+    def _forward(self, rows: Rows, step_id: int) -> tuple[Tensor, PromptLogprobs | None, Tensor | None]:
+        """Logits of every row's last `logits_counts` positions, where the model computes them, float32 `[sum, vocab]`, valid until the next call; what the
         prompts' own tokens had; the hidden states that the follower wants."""
         wanted = self._sampling.prompt_logprobs
         targets = prompt_targets(rows, self._slots, wanted != OFF)
@@ -309,15 +319,15 @@ class Engine:
         self._last_write_step[batch.slot_mapping.numpy() // self._kv.block_size] = step_id
         hidden, taps = None, self._follower.taps if self._follower is not None else None
         if taps is None:
-            logits = self._model.forward(batch, self._kv).cpu().numpy()
+            logits = self._model.forward(batch, self._kv)
         else:
-            tapped_logits, hidden = cast(TappedLM, self._model).forward_tapped(batch, self._kv, taps)
-            logits = tapped_logits.cpu().numpy()
+            logits, hidden = cast(TappedLM, self._model).forward_tapped(batch, self._kv, taps)
+        logits[:1, :1].cpu()  # waits: what a device finds wrong with a pass is to be known here
         num_logits, num_targets = int(rows.logits_counts.sum()), len(targets.rows)
         if not num_targets:
             return logits, None, hidden
         num_top = wanted[rows.slots[targets.rows]]
-        tokens = logprobs_of(logits[num_logits:], targets.token_ids, num_top, [NO_IDS] * num_targets)
+        tokens = logprobs_of(logits[num_logits:].cpu().numpy(), targets.token_ids, num_top, [NO_IDS] * num_targets)
         row_counts = np.bincount(targets.rows, minlength=len(rows.slots)).astype(np.int32)
         return logits[:num_logits], PromptLogprobs(row_counts, tokens), hidden
 

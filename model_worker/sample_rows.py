@@ -36,8 +36,8 @@ class SampleRows:
         indices: np.ndarray = self.history_lens - self.prompt_lens
         return indices
 
-    def only(self, rows: np.ndarray) -> "SampleRows":
-        """Some of the rows, by number."""
+    def only(self, rows: np.ndarray | slice) -> "SampleRows":
+        """Some of the rows, by number or as a slice."""
         return SampleRows(
             self.table,
             self.token_ids,

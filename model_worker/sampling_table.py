@@ -32,7 +32,10 @@ class Kind:
 
 
 KINDS = tuple(Kind(bool(number & 2), bool(number & 1), Filter(number >> 2)) for number in range(16))
-"""By number; the first needs nothing but its best token."""
+"""By number."""
+
+PLAIN = 0
+"""The kind that needs nothing but its best token."""
 
 NO_ID = -1
 """Stands where a bad word has no id. Of no token."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model_worker.batch import Batch
 from model_worker.group import ALONE, Group
+from model_worker.kernels.best_tokens import BestTokens, first_best
 from model_worker.kv_layout import KVLayout
 from model_worker.kv_pool import KVPool, KVStore
 from model_worker.models.experts_config import ExpertsConfig
@@ -183,6 +184,10 @@ class Kernels(ABC):
     @abstractmethod
     def clamped_experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: ClampedExperts) -> Tensor:
         """As `experts`, with biases after both products, and `ClampedSwiGLU` between them."""
+
+    def best_tokens(self, logits: Tensor) -> BestTokens:
+        """Of `logits`, float32 `[R, vocab]`, where they lie; the first of equals."""
+        return first_best(logits)
 
     @abstractmethod
     def paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:

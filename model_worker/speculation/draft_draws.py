@@ -3,6 +3,8 @@
 import numpy as np
 from torch import Tensor
 
+from model_worker.device_sampler import DeviceSampler
+from model_worker.kernels.best_tokens import FindBest, first_best
 from model_worker.noise import uniforms
 from model_worker.sample_rows import SampleRows
 from model_worker.sampler import NO_TOKEN, Sampler
@@ -15,17 +17,17 @@ class DraftDraws:
     """For coupled verification: draws as the model's own token will be drawn, with the same rules and the same noise. So a draft is the model's token
     wherever the logits are alike enough, greedy or drawn, and with the same logits always."""
 
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
+    def __init__(self, sampler: Sampler, find_best: FindBest = first_best) -> None:
+        """`find_best`: that of the kernels that compute the logits."""
+        self._sampler = DeviceSampler(sampler, find_best)
+        self._host_sampler = sampler
 
     def draw(
         self, logits: Tensor, slots: np.ndarray, ahead: int, table: SlotTable, sampling: SamplingTable
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """The token `ahead` places behind the known ids of each of `slots`, int32 `[R]`, of logits `[R, vocab_size]`; NO_TOKEN where there is none.
         The drafts in front of it lie in the table. And the `odds` of `Drafts`, float32 `[R, vocab_size]`."""
-        rows = _rows(slots, ahead, table, sampling)
-        token_ids, _ = self._sampler.draw(logits.cpu().numpy(), rows)
-        return token_ids, None
+        return self._sampler.draw(logits, _rows(slots, ahead, table, sampling)).token_ids, None
 
 
 class FreeDraws(DraftDraws):
@@ -35,12 +37,12 @@ class FreeDraws(DraftDraws):
         self, logits: Tensor, slots: np.ndarray, ahead: int, table: SlotTable, sampling: SamplingTable
     ) -> tuple[np.ndarray, np.ndarray | None]:
         values, rows = logits.cpu().numpy(), _rows(slots, ahead, table, sampling)
-        token_ids, _ = self._sampler.draw(values, rows)  # the best ones, and where there is none
+        token_ids, _ = self._host_sampler.draw(values, rows)  # the best ones, and where there is none
         odds = np.zeros(values.shape, np.float32)
         drawn = np.flatnonzero((token_ids != NO_TOKEN) & (sampling.temperatures[slots] > 0))
         if len(drawn):
             part = rows.only(drawn)
-            odds[drawn] = self._sampler.probabilities(values[drawn], part)
+            odds[drawn] = self._host_sampler.probabilities(values[drawn], part)
             places = uniforms(sampling.seeds[part.slots], part.output_indices.astype(np.uint64), DRAFT)
             token_ids[drawn] = drawn_at(odds[drawn].astype(np.float64), places)
         return token_ids, odds

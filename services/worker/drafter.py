@@ -71,7 +71,7 @@ def load_drafter(config: SpeculationConfig, max_num_seqs: int, loaded: LoadedMod
     if config.proposer == "ngram":
         return Drafter(None, lambda _: NgramProposer(config.ngram_min, config.ngram_max))
     head = load_head(config, loaded)
-    draws = (FreeDraws if config.rejects else DraftDraws)(Sampler(loaded.info.eos_token_ids))
+    draws = (FreeDraws if config.rejects else DraftDraws)(Sampler(loaded.info.eos_token_ids), loaded.kernels.best_tokens)
     if head is None:
         assert config.draft_model is not None
         return model_drafter(_draft_model(config.draft_model, loaded), max_num_seqs, draws)

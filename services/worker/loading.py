@@ -82,7 +82,9 @@ def load_engine(config: WorkerConfig, ranks: RankProcesses | None = None) -> Eng
     geometry = replace(kv.geometry, num_host_blocks=size.num_host_blocks, bytes_per_token=token_bytes)
     description = WorkerDescription(new_instance_id(), info, geometry, limits)
     proposer = drafter.proposer(kv) if drafter is not None else None
-    engine = Engine(model, kv, description, proposer, blocks, rejects=config.speculation.rejects)
+    engine = Engine(
+        model, kv, description, proposer, blocks, rejects=config.speculation.rejects, find_best=loaded.kernels.best_tokens
+    )
     _log.info(
         "model loaded",
         model=info.name,

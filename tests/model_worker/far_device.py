@@ -82,6 +82,16 @@ def recording() -> Iterator[None]:
         _is_recording = False
 
 
+_taken: list[int] = []
+
+
+@contextmanager
+def counting() -> Iterator[list[int]]:
+    """Numbers of elements of what is copied from the device to the host within it, in order."""
+    _taken.clear()
+    yield _taken
+
+
 @pytest.fixture
 def far() -> Iterator[torch.device]:
     """The device, for one test."""
@@ -124,6 +134,8 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise MixedDevices(f"{func}: {[tuple(tensor.shape) for tensor in near]} of the host beside the far device's")
     if moves or (far and any(word in str(func) for word in _HOST_MUST_KNOW)):
         _touch_host(str(func))
+    if moves and not is_far:
+        _taken.extend(tensor.numel() for tensor in far)
     result = func(**tree_map(_near, kwargs))
     if not is_far:
         return result

@@ -12,6 +12,7 @@ from model_worker.kernels.aiter.library import AiterLibrary, AiterUnavailable
 from model_worker.kernels.aiter.native_attention import NativeAttention
 from model_worker.kernels.aiter.native_calls import NativeCalls
 from model_worker.kernels.aiter.native_latent import NativeLatentAttention
+from model_worker.kernels.best_tokens import BestTokens
 from model_worker.kernels.interface import ExpertsSum, PagedAttention, Product, SparseAttention, WindowedAttention
 from model_worker.kernels.quantization import Quantization
 from model_worker.kernels.routing import biased_grouped_topk
@@ -27,6 +28,9 @@ _GROUPS = (1, 2, 4, 8)
 
 _COLUMNS_MIN = 192
 """Of a weight in 8 bits with a scale per row: AITER has no kernel for fewer."""
+
+_VECTOR = 4
+"""Logits that AITER's sampling reads at once: behind the last row of a vocabulary that these do not divide it sees zeros, and may choose one."""
 
 
 class AiterNativeKernels(TorchKernels):
@@ -134,6 +138,13 @@ class AiterNativeKernels(TorchKernels):
             return self._calls.fused_moe(x.contiguous(), weights, ids.int(), factors.float(), mask)
 
         return total
+
+    def best_tokens(self, logits: Tensor) -> BestTokens:
+        if logits.shape[1] % _VECTOR:
+            return super().best_tokens(logits)
+        noise = torch.ones(1, logits.shape[1], device=logits.device, dtype=torch.float32).expand(logits.shape)
+        temperatures = torch.zeros(len(logits), device=logits.device, dtype=torch.float32)
+        return BestTokens.of(logits, self._calls.mixed_sample_outer_exponential(logits, noise, temperatures))
 
     def paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
         if kv.num_planes == 1:

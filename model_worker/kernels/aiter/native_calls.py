@@ -255,8 +255,8 @@ class NativeCalls:
 
     def mixed_sample_outer_exponential(self, logits: Tensor, exponentials: Tensor, temperatures: Tensor) -> Tensor:
         """The token with the largest softmax(logits / temperature) / exponential, int32 `[R]`; the largest logit where a temperature is 0. `logits`
-        `[R, vocab]`, `exponentials` float32 `[R, vocab]`, `temperatures` float32 `[R]`. By position: AITER renamed a parameter. No backend calls it:
-        the sampler makes a request's noise of its seed, and does so on the host."""
+        `[R, vocab]`, `exponentials` float32 `[R, vocab]`, `temperatures` float32 `[R]`. By position: AITER renamed a parameter. A row of
+        `exponentials` may be that of others (stride 0)."""
         tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
         self._op("mixed_sample_outer_exponential").function(tokens, logits, exponentials, temperatures, _SAMPLE_EPS)
         return tokens

@@ -1,0 +1,73 @@
+"""Draws from logits where they lie. On the host that is the `Sampler`'s work. On a device a row gives the same token, and little of it leaves the
+device: of a greedy row its best token; of others all logits, which the `Sampler` gets."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_worker.held_logits import EVERY_ROW, HeldLogits
+from model_worker.kernels.best_tokens import FindBest, first_best
+from model_worker.sample_rows import SampleRows
+from model_worker.sampler import NO_TOKEN, NOT_FINITE, Sampler
+from model_worker.sampling_table import PLAIN
+from model_worker.speculation.rejection import RejectionSampler
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """`token_ids` and `failures` as of `Sampled`; `held`: the logits that the host has now."""
+
+    token_ids: np.ndarray
+    failures: dict[int, str]
+    held: HeldLogits
+
+    def revise(self, rejection: RejectionSampler, rows: SampleRows, drafts: np.ndarray, odds: np.ndarray | None) -> None:
+        """`RejectionSampler.revise` of `token_ids`; the host holds the logits of all rows with a draft."""
+        held = self.held.rows
+        token_ids = self.token_ids[held]
+        rejection.revise(token_ids, self.held.values, rows.only(held), drafts[held], None if odds is None else odds[held])
+        self.token_ids[held] = token_ids
+
+
+class DeviceSampler:
+    """Gives every row the token that `sampler` gives it; `find_best` is the kernels' own. Called by one thread."""
+
+    def __init__(self, sampler: Sampler, find_best: FindBest = first_best) -> None:
+        self._sampler = sampler
+        self._find_best = find_best
+
+    def draw(self, logits: Tensor, rows: SampleRows, wanted: np.ndarray | None = None) -> Drawn:
+        """One token per row of `logits`, float32 `[N, vocab]`, not mutated. Of rows that are `wanted` (bool `[N]`; None: none is) and have a token
+        the host holds the logits afterwards."""
+        if logits.device.type == "cpu":
+            values = logits.numpy()
+            return Drawn(*self._sampler.draw(values, rows), HeldLogits(EVERY_ROW, values))
+        return self.draw_there(logits, rows, wanted)
+
+    def draw_there(self, logits: Tensor, rows: SampleRows, wanted: np.ndarray | None = None) -> Drawn:
+        """`draw` of logits on a device of their own."""
+        best = self._find_best(logits)
+        token_ids, is_finite = torch.stack((best.token_ids.long(), best.is_finite.long())).cpu().numpy()
+        table, token_ids, samples = rows.table, token_ids.astype(np.int32), rows.samples & is_finite.astype(np.bool_)
+        token_ids[~samples] = NO_TOKEN
+        failures = {int(row): NOT_FINITE for row in np.flatnonzero(is_finite == 0)}
+        is_more = table.kinds[rows.slots] != PLAIN
+        if wanted is not None:
+            is_more |= wanted
+        left = np.flatnonzero(samples & is_more)
+        held = HeldLogits(left, taken(logits, left))
+        if len(left):
+            token_ids[left], others = self._sampler.draw(held.values, rows.only(left))
+            failures.update({int(left[row]): text for row, text in others.items()})
+        return Drawn(token_ids, failures, held)
+
+
+def taken(logits: Tensor, rows: np.ndarray) -> np.ndarray:
+    """Copies on the host of some rows of `logits`, by number (int64)."""
+    if len(rows) == len(logits):
+        values: np.ndarray = logits.cpu().numpy()
+    else:
+        values = logits.index_select(0, torch.from_numpy(rows).to(logits.device)).cpu().numpy()
+    return values

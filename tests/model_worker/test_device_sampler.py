@@ -1,0 +1,119 @@
+"""Logits on a device of their own give the tokens that they give on the host, bit for bit, and few of them leave the device."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from row_maker import sample_rows
+
+from model_worker.device_sampler import DeviceSampler
+from model_worker.kernels.best_tokens import first_best
+from model_worker.sample_rows import SampleRows
+from model_worker.sampler import NO_TOKEN, Sampler
+from tessera.values.sampling import SamplingParams
+from tests.model_worker.far_device import FAR, counting, far
+
+__all__ = ["far"]
+
+VOCAB = 300
+HOST = Sampler((2, 9))
+SAMPLER = DeviceSampler(HOST)
+GREEDY = SamplingParams(seed=0, temperature=0.0)
+
+plain = st.builds(
+    SamplingParams,
+    seed=st.integers(0, 2**63 - 1),
+    temperature=st.sampled_from([0.0, 1e-30, 0.1, 0.7, 1.0, 1.8, 100.0]),
+)
+filtered = st.builds(
+    SamplingParams,
+    seed=st.integers(0, 2**63 - 1),
+    temperature=st.sampled_from([0.0, 1e-3, 0.7, 1.0, 1.8, 100.0]),
+    top_k=st.sampled_from([0, 1, 3, 50, 299, 300]),
+    top_p=st.sampled_from([1e-6, 0.1, 0.5, 0.95, 1 - 1e-6, 1.0]),
+    min_p=st.sampled_from([0.0, 1e-5, 0.1, 1.0]),
+)
+ruled = st.builds(
+    SamplingParams,
+    seed=st.integers(0, 2**63 - 1),
+    temperature=st.sampled_from([0.0, 1.0]),
+    top_k=st.sampled_from([0, 5]),
+    min_tokens=st.sampled_from([0, 3]),
+    stop_token_ids=st.sampled_from([(), (5, 6)]),
+    logit_bias=st.sampled_from([(), ((7, 30.0), (8, -5.0))]),
+    allowed_token_ids=st.sampled_from([(), (2, 9), (1, 2, 3, 250)]),
+)
+
+
+@st.composite
+def some_logits(draw: st.DrawFn, count: int) -> np.ndarray:
+    """Of every shape: flat, steep, coarse (with many equals), and some that are no numbers."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    logits = rng.normal(size=(count, VOCAB)).astype(np.float32)
+    for row in range(count):
+        logits[row] *= np.float32(draw(st.sampled_from([0.0, 0.01, 1.0, 3.0, 30.0, 1e4])))
+        if draw(st.booleans()):
+            logits[row] = np.round(logits[row])
+        if draw(st.integers(0, 7)) == 0:
+            logits[row, draw(st.integers(0, VOCAB - 1))] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    return logits
+
+
+def drawn_alike(logits: np.ndarray, there: torch.Tensor, rows: SampleRows, wanted: np.ndarray) -> None:
+    """What a device gives is what the host gives; where rows are wanted, it holds their logits."""
+    token_ids, failures = HOST.draw(logits, rows)
+    drawn = SAMPLER.draw_there(there, rows, wanted)
+    assert drawn.token_ids.dtype == np.int32 and drawn.token_ids.tolist() == token_ids.tolist()
+    assert drawn.failures == failures
+    held = drawn.held.rows
+    assert isinstance(held, np.ndarray) and set(np.flatnonzero(wanted & (token_ids != NO_TOKEN))) <= set(held.tolist())
+    assert np.array_equal(drawn.held.values, logits[held])
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+@pytest.mark.usefixtures("far")
+def test_tokens_and_failures_are_the_host_s(*, is_far: bool) -> None:
+    @settings(max_examples=60 if is_far else 150, deadline=None)
+    @given(data=st.data())
+    def alike(data: st.DataObject) -> None:
+        asked = data.draw(st.lists(st.tuples(plain | filtered | ruled, st.integers(0, 2**20)), min_size=1, max_size=6))
+        logits = data.draw(some_logits(len(asked)))
+        rows = sample_rows([params for params, _ in asked], [index for _, index in asked], VOCAB)
+        rows = replace(rows, samples=np.array([data.draw(st.integers(0, 7)) > 0 for _ in asked]))
+        wanted = np.array([data.draw(st.integers(0, 3)) == 0 for _ in asked])
+        there = torch.from_numpy(logits.copy())
+        drawn_alike(logits, there.to(FAR) if is_far else there, rows, wanted)
+
+    alike()
+
+
+def test_on_the_host_nothing_is_copied() -> None:
+    logits = torch.randn(3, VOCAB)
+    drawn = SAMPLER.draw(logits, sample_rows([GREEDY] * 3, [0] * 3, VOCAB))
+    assert drawn.held.rows == slice(None) and drawn.held.values.ctypes.data == logits.data_ptr()
+    assert drawn.token_ids.tolist() == logits.argmax(dim=1).tolist()
+
+
+@pytest.mark.usefixtures("far")
+def test_of_greedy_rows_the_host_sees_their_tokens_alone() -> None:
+    logits = torch.randn(5, VOCAB)
+    logits[3, 7] = torch.nan
+    rows = sample_rows([GREEDY] * 5, [0] * 5, VOCAB)
+    there = logits.to(FAR)
+    with counting() as copied:
+        drawn = SAMPLER.draw(there, rows)
+    assert sum(copied) == 2 * 5 and set(drawn.failures) == {3}
+    wanted = np.arange(5) == 2
+    with counting() as copied:
+        drawn = SAMPLER.draw(there, rows, wanted)
+    assert sum(copied) == 2 * 5 + VOCAB and np.array_equal(drawn.held.values, logits[2:3].numpy())
+
+
+def test_the_first_of_the_best_is_found_with_its_logit() -> None:
+    logits = torch.tensor([[0.0, 2.0, 2.0], [1.0, -torch.inf, 0.0], [0.0, 1.0, torch.nan], [-3.0, -2.0, -2.5]])
+    best = first_best(logits)
+    assert best.token_ids[[0, 3]].tolist() == [1, 1] and best.logits[[0, 3]].tolist() == [2.0, -2.0]
+    assert best.is_finite.tolist() == [True, False, False, True]
