@@ -55,3 +55,8 @@ def test_any_number_of_queries_may_choose_at_once(
     whole = attend(ours, rows, 4, 6)
     monkeypatch.setattr(triton_sparse, "SCORES_MAX", 1)
     assert torch.equal(attend(ours, rows, 4, 6), whole)
+
+
+def test_of_equal_scores_the_first_are_best() -> None:
+    scores = torch.tensor([[0.0, -1.0, -0.0, 2.0, 0.0, 2.0], [-1.0, -2.0, -1.0, float("-inf"), -3.0, -2.0]])
+    assert triton_sparse._best(scores, 4).tolist() == [[3, 5, 0, 2], [0, 2, 1, 5]]

@@ -15,10 +15,12 @@ from model_worker.batch import Batch
 from model_worker.kernels.aiter.triton_attention import TritonAttention
 from model_worker.kernels.aiter.triton_calls import TritonCalls
 from model_worker.kernels.interface import IndexQueries, SparseAttention
-from model_worker.kernels.sparse_attention import SCORES_MAX
 from model_worker.kv_pool import KVPool
 from model_worker.placement import Placement
 from tessera.values.config import ConfigError
+
+SCORES_MAX = 1 << 27
+"""Scores of index heads that exist at once, where more than one query has them: 512 MiB."""
 
 NOWHERE = -1
 """For a place that a query has no further position for."""
@@ -71,8 +73,8 @@ class TritonSparseAttention(TritonAttention, SparseAttention):
             for tile in group.tiles(index.query.shape[1]):
                 slots, is_seen = self._context(tile)
                 if tile.context > width:
-                    places = self._best(tile, keys.index_select(0, slots.flatten()).view(*slots.shape, -1), index, is_seen)
-                    places = places[:, :width]
+                    found = keys.index_select(0, slots.flatten()).view(*slots.shape, -1)
+                    places = _best(self._scores(tile, found, index, is_seen), width)
                     slots, is_seen = slots.expand(len(places), -1).gather(1, places), is_seen.gather(1, places)
                 parts.append(pad(torch.where(is_seen, slots, NOWHERE), (0, width - slots.shape[1]), value=NOWHERE))
         return torch.cat(parts)
@@ -88,14 +90,21 @@ class TritonSparseAttention(TritonAttention, SparseAttention):
         null_slot = self._pool.null_block * block_size
         return torch.where(is_inside, slots, null_slot), positions < self._lens[tile.first : tile.stop].unsqueeze(1)
 
-    def _best(self, tile: _Group, keys: Tensor, index: IndexQueries, is_seen: Tensor) -> Tensor:
-        """Places in the context by falling score, int64 `[n, context]`; those that a query does not see come last. `keys` `[g, context, dim]`."""
+    def _scores(self, tile: _Group, keys: Tensor, index: IndexQueries, is_seen: Tensor) -> Tensor:
+        """Of the positions of the context, float32 `[n, context]`; -inf where a query does not see one. `keys` `[g, context, dim]`."""
         query, weights = (tensor[tile.first : tile.stop].float() for tensor in (index.query, index.weights))
-        rows, count = len(keys), len(query) // len(keys)
-        by_head = (query.view(rows, -1, query.shape[2]) @ keys.float().transpose(1, 2)).relu_()
-        by_head = by_head.view(rows * count, query.shape[1], -1)
-        scores = (weights.unsqueeze(1) @ by_head).squeeze(1).masked_fill(~is_seen, float("-inf"))
-        return scores.sort(dim=1, descending=True, stable=True).indices
+        by_head = (query.view(len(keys), -1, query.shape[2]) @ keys.float().transpose(1, 2)).relu_()
+        by_head = by_head.view(*query.shape[:2], -1)
+        return (weights.unsqueeze(1) @ by_head).squeeze(1).masked_fill(~is_seen, float("-inf"))
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Places of the `count` largest of `scores` float32 `[n, width]`, int64 `[n, count]`; of equal ones the first. A GPU finds them sooner than it
+    sorts, but in no order among equals: so they are found among whole numbers, a score above and a place below, no two of which are equal."""
+    bits = (scores + 0.0).view(torch.int32)  # there is one zero
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    places = torch.arange(scores.shape[1] - 1, -1, -1, device=scores.device)
+    return ((ordered << 32) | places).topk(count, dim=1).indices
 
 
 def _groups(batch: Batch) -> list[_Group]:
