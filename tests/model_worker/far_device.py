@@ -7,13 +7,13 @@ hold raises NotRecordable: a copy from or to the host, a value or a shape that t
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from model_worker.graphs.recorder import Replay
@@ -92,11 +92,18 @@ def counting() -> Iterator[list[int]]:
     yield _taken
 
 
-@pytest.fixture
-def far() -> Iterator[torch.device]:
-    """The device, for one test."""
+@contextmanager
+def far_mode() -> Iterator[torch.device]:
+    """The device, for one thread."""
     with _FarMode():
         yield FAR
+
+
+@pytest.fixture
+def far() -> Iterator[torch.device]:
+    """The device, for the thread of one test."""
+    with far_mode() as device:
+        yield device
 
 
 class FarRecorder:
@@ -116,36 +123,55 @@ def _touch_host(what: str) -> None:
         raise NotRecordable(f"{what} needs the host")
 
 
+@cache
+def _names(func: Any) -> tuple[str, ...]:
+    return tuple(argument.name for argument in func._schema.arguments)
+
+
+@cache
+def _asks_host(func: Any) -> bool:
+    return any(word in str(func) for word in _HOST_MUST_KNOW)
+
+
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    names = [argument.name for argument in func._schema.arguments]
-    kwargs = dict(zip(names, args, strict=False)) | kwargs
-    tensors = [leaf for leaf in tree_leaves(kwargs) if isinstance(leaf, Tensor)]
-    far = [tensor for tensor in tensors if isinstance(tensor, _FarTensor)]
-    near = [tensor for tensor in tensors if not isinstance(tensor, _FarTensor)]
+    kwargs = dict(zip(_names(func), args, strict=False)) | kwargs
+    far, near = [], []
+    for value in kwargs.values():
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(each, Tensor):
+                (far if isinstance(each, _FarTensor) else near).append(each)
     is_far, moves = bool(far), False
     if func is _aten.copy_.default:
         is_far = isinstance(kwargs["self"], _FarTensor)
         moves = is_far != isinstance(kwargs["src"], _FarTensor)
     elif kwargs.get("device") is not None:
         is_far = torch.device(kwargs["device"]).type == "far"
-        moves = bool(tensors) and is_far != bool(far)
+        moves = bool(far or near) and is_far != bool(far)
         kwargs["device"] = torch.device("cpu")
     if far and func is not _aten.copy_.default and any(tensor.dim() for tensor in near):
         raise MixedDevices(f"{func}: {[tuple(tensor.shape) for tensor in near]} of the host beside the far device's")
-    if moves or (far and any(word in str(func) for word in _HOST_MUST_KNOW)):
+    if moves or (far and _asks_host(func)):
         _touch_host(str(func))
     if moves and not is_far:
         _taken.extend(tensor.numel() for tensor in far)
-    result = func(**tree_map(_near, kwargs))
+    result = func(**{name: _each(_near, value) for name, value in kwargs.items()})
     if not is_far:
         return result
     known = {id(tensor.near): tensor for tensor in far}
     # Inference tensors have no versions, and a wrapper needs one: its own is an ordinary tensor.
     with torch.inference_mode(False):
-        return tree_map(
-            lambda leaf: (known[id(leaf)] if id(leaf) in known else _FarTensor(leaf)) if isinstance(leaf, Tensor) else leaf,
-            result,
-        )
+        return _each(lambda leaf: _far(known, leaf), result)
+
+
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    """`value`, or each element of a list or tuple, changed."""
+    return type(value)(change(each) for each in value) if type(value) in (list, tuple) else change(value)
+
+
+def _far(known: dict[int, _FarTensor], leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return known[id(leaf)] if id(leaf) in known else _FarTensor(leaf)
 
 
 def _near(leaf: Any) -> Any:

@@ -1,26 +1,34 @@
 """A worker on a GPU, from its options to its tokens: shown on a device without hardware, whose memory is scripted."""
 
 import json
+import multiprocessing
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import structlog
 import torch
+from torch import Tensor
 
 from model_worker.engine import Engine
 from model_worker.gpu_memory import MIB, NoMemoryForKV
 from model_worker.graphs.graphed_model import GraphedModel
-from services.worker import loading, model_part
+from model_worker.ranks.gloo_group import GlooGroup
+from model_worker.ranks.orders import send
+from services.worker import loading, model_part, rank_process
 from services.worker.config import SpeculationConfig, WorkerConfig
 from services.worker.device_choice import DeviceChoice
 from services.worker.device_config import DeviceConfig
 from services.worker.loading import load_engine
+from services.worker.rank_processes import RankSetup
 from tessera.values.config import Config, ConfigError
-from tests.model_worker.far_device import FAR, FarRecorder, far
+from tests.model_worker.far_device import FAR, FarRecorder, far, far_mode
+from tests.model_worker.run_again import RunAgain
 from tests.parity.eagle_reference import EagleReference
 from tests.parity.in_process import InProcess
 from tests.parity.mtp_reference import MtpReference, save_layers
@@ -171,3 +179,64 @@ def threads_as_before() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+class FarGroup(GlooGroup):
+    """Ranks on far devices meet on the host."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return super().all_reduce(x.cpu()).to(FAR)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return super().all_gather(x.cpu()).to(FAR)
+
+    def gather(self, x: Tensor) -> Tensor | None:
+        gathered = super().gather(x.cpu())
+        return None if gathered is None else gathered.to(FAR)
+
+
+@pytest.mark.usefixtures("use_gpu")
+def test_ranks_measure_record_and_compute_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks, each with a GPU of its own, of which the second is a thread here; its GPU is the smaller one, and decides."""
+    shape = tiny_configs()["Glm4MoeForCausalLM"][0]
+    save_layers([MtpReference(save_random(shape, tmp_path / "model"))], tmp_path / "model")
+    speculation = SpeculationConfig(2, "mtp")
+    config = WorkerConfig(model=str(tmp_path / "model"), tensor_parallel_size=2, speculation=speculation, **LIMITS)
+    for module in (loading, rank_process):
+        monkeypatch.setattr(module, "device_choice", lambda config: FarChoice("cuda", "torch"))
+        monkeypatch.setattr(module, "rank_group", lambda choice: FarGroup)
+
+    def memory(device: torch.device) -> ScriptedMemory:
+        taken = threading.current_thread() is thread  # by collectives, one more
+        return ScriptedMemory(device, frees=[99, 27 - taken, 27 - taken, 13 - taken])
+
+    monkeypatch.setattr(model_part, "TorchDeviceMemory", memory)
+    recorders: list[RunAgain] = []
+    monkeypatch.setattr(model_part, "DeviceRecorder", lambda device: recorders.append(RunAgain()) or recorders[-1])
+    monkeypatch.setattr(rank_process, "configure_logs", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    store = tmp_path / "store"
+    near, line = multiprocessing.Pipe()
+
+    def second_rank() -> None:
+        with far_mode():
+            rank_process.main(line)
+
+    thread = threading.Thread(target=second_rank)
+    with structlog.testing.capture_logs() as logs:
+        send(near, RankSetup(config, 1, store))
+        thread.start()
+        try:
+            engine = load_engine(config, SimpleNamespace(lines=[near], store=store, lose=None))  # type: ignore[arg-type]
+            found = outputs(engine, drafts=2)
+        finally:
+            near.close()
+            thread.join()
+    said = [line["of"] for line in logs if line["event"] == "memory for KV"]
+    assert len(said) == 3 and said[-1] == "every rank gives its KV pool 2 MiB, the least of 2: that of rank 1"
+    assert [recorder.num_recorded for recorder in recorders] == [3] * 4, "measured, and for good"
+    assert sum(recorder.num_replays for recorder in recorders) > 0
+    token_bytes = (3 + 1) * 2 * 1 * 16 * 4
+    assert engine.description.geometry.num_blocks == (2 * MIB - 16 * token_bytes) // (16 * token_bytes)
+    alone = replace(config, tensor_parallel_size=1)
+    assert found == outputs(on_cpu(alone), drafts=2)
