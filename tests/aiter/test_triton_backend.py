@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_worker.kernels.aiter.library import AiterLibrary
+from model_worker.kernels.aiter.library import AiterLibrary, AiterUnavailable
 from model_worker.kernels.aiter.triton_backend import AiterTritonKernels
 from model_worker.kernels.interface import ClampedExperts
 from model_worker.kernels.quantization import Quantization
@@ -147,6 +147,13 @@ def test_a_weight_that_128_does_not_divide_stays_in_16_bits(arch: str) -> None:
     x, weight = random(5, 96), random(64, 96)
     found = make(arch, torch.bfloat16, Quantization.FP8_BLOCK).pack(weight)(x, None)
     assert is_close(found, TORCH.linear(x.float(), weight.float(), None))
+
+
+def test_an_architecture_that_aiter_is_not_tuned_for_is_refused(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = AiterLibrary("gfx1201")
+    monkeypatch.setattr("aiter.ops.triton.utils._triton.arch_info.get_arch", lambda: "gfx1201")
+    with pytest.raises(AiterUnavailable, match="no tile sizes for gfx1201"):
+        AiterTritonKernels(library, Placement(torch.device("cpu"), torch.bfloat16))
 
 
 def test_another_dtype_is_refused(arch: str) -> None:

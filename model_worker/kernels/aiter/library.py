@@ -109,6 +109,18 @@ class AiterLibrary:
             return False
         return True
 
+    def require_tile_sizes(self) -> None:
+        """Raises AiterUnavailable where this AITER's Triton kernels have tables of tile sizes for other architectures alone: its older versions look
+        them up by the name of the GPU."""
+        module = "aiter.ops.triton.utils._triton.arch_info"
+        if self.has(module, "get_device"):
+            try:
+                self.function(module, "get_device")()
+            except KeyError as error:
+                raise AiterUnavailable(
+                    f"this aiter has no tile sizes for {self.arch}: install a newer one, or choose kernels torch"
+                ) from error
+
     def forget(self, module: str, name: str) -> None:
         """Let a function that remembers what it gave (`functools.lru_cache`) forget it; a no-op for one that does not."""
         clear = getattr(getattr(self._import(module), name, None), "cache_clear", None)

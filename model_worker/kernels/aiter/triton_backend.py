@@ -27,7 +27,8 @@ _PAIRS_FEW = 16
 
 
 class AiterTritonKernels(TorchKernels):
-    """Computes in 16 bits. `quantization`: of linear layers. Raises ConfigError for another dtype."""
+    """Computes in 16 bits. `quantization`: of linear layers. Raises ConfigError for another dtype, AiterUnavailable for an architecture that
+    AITER's kernels are not tuned for."""
 
     flavour = "aiter-triton"
     kv_layout = TOKEN_MAJOR
@@ -44,6 +45,7 @@ class AiterTritonKernels(TorchKernels):
         super().__init__(group, peers, placement)
         if placement.dtype not in (torch.bfloat16, torch.float16):
             raise ConfigError(f"dtype is {placement.dtype}: aiter computes in bfloat16 or float16")
+        library.require_tile_sizes()
         self._calls = TritonCalls(library)
         self._quantization = quantization
 

@@ -5,6 +5,7 @@ for all of a call's tensors that have it. Tensors lie on the GPU; none is change
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -70,9 +71,7 @@ class TritonCalls:
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x 16 bits `[T, heads, D]` with the first n elements of each head rotated (NeoX); cos and sin `[T, n / 2]`."""
-        # The one module whose old name newer versions do not know.
-        is_newer = self.library.has("aiter.ops.triton.rope.rope", "rope_cached_fwd")
-        function = self._function("rope.rope" if is_newer else "rope", "rope_cached_fwd")
+        function = self._function(self._rope_module, "rope_cached_fwd")
         rotated: Tensor = function(
             x=x.unsqueeze(1),
             cos=cos.unsqueeze(1).unsqueeze(1),
@@ -222,9 +221,18 @@ class TritonCalls:
         function = self._function("fused_fp8_quant", "fused_flatten_fp8_group_quant")
         return Scaled(*function(x=x.view(len(x), -1, 128), group_size=128, dtype_quant=self.library.fp8))
 
+    @cached_property
+    def _rope_module(self) -> str:
+        """The one whose old name newer versions do not know."""
+        return "rope.rope" if self.library.has("aiter.ops.triton.rope.rope", "rope_cached_fwd") else "rope"
+
     @property
     def has_silu_and_mul(self) -> bool:
         """Whether this AITER has the kernel: its published wheel has not."""
+        return self._has_silu_and_mul
+
+    @cached_property
+    def _has_silu_and_mul(self) -> bool:
         return self.library.has("aiter.ops.triton.activation", "fused_silu_mul")
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
