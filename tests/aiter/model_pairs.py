@@ -15,6 +15,7 @@ from model_worker.engine import Engine
 from model_worker.kernels.interface import Kernels
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_pool import KVPool
+from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.model_config import ModelConfig
 from model_worker.sampling_table import SamplingTable
@@ -60,7 +61,9 @@ class PagedDriver(EngineDriver):
     not the model's."""
 
     def __init__(self, shape: ModelConfig, kernels: Kernels, kv_dtype: torch.dtype | None = None) -> None:
-        self.watched = _Watched(_rounded(build(shape, kernels)))
+        model = build(shape, kernels)
+        round_weights(model.slots())
+        self.watched = _Watched(model)
         self.model, self.step = self.watched, 0
         self.pool = kv = KVPool.of_shape(shape.kv_shape, NUM_BLOCKS, BLOCK, kernels.kv_store(kv_dtype))
         if kernels.flavour != "torch":
@@ -103,7 +106,7 @@ def _entry(slot: int, token_ids: Sequence[int], table: Sequence[int], name: str,
     return entry(slot, token_ids, table, name, cached=cached, sampling=FORCED)
 
 
-def _rounded(model: CausalLM) -> CausalLM:
-    for slot in model.slots().values():
+def round_weights(slots: dict[str, WeightSlot]) -> None:
+    """To what bfloat16 holds."""
+    for slot in slots.values():
         slot.view.copy_(slot.view.to(torch.bfloat16))
-    return model

@@ -7,6 +7,7 @@ import torch
 
 from model_worker.kernels.interface import Kernels
 from model_worker.kv_pool import KVPool
+from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.model_config import ModelConfig
 from model_worker.models.registry import build_model
@@ -35,12 +36,17 @@ def config(**changes: Any) -> ModelConfig:
 def build(shape: ModelConfig, kernels: Kernels) -> CausalLM:
     """The model of this shape, or the part of it that is its rank's; its weights depend on the shape alone."""
     model = build_model(shape, kernels)
+    fill(model.slots())
+    return model
+
+
+def fill(slots: dict[str, WeightSlot]) -> None:
+    """Random weights, norms about one."""
     generator = torch.Generator().manual_seed(11)
-    for name, slot in sorted(model.slots().items()):
+    for name, slot in sorted(slots.items()):
         values = torch.empty(slot.shape)
         values.uniform_(0.5, 1.5, generator=generator) if "norm" in name else values.normal_(0.0, 0.15, generator=generator)
         slot.view.copy_(values.narrow(slot.dim, slot.start, slot.stop - slot.start))
-    return model
 
 
 def pool(shape: ModelConfig, block_size: int, num_tokens: int = 2048) -> KVPool:
