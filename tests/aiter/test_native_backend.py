@@ -103,6 +103,19 @@ def test_routing(kernels: AiterNativeKernels, recorded_calls: list[Call], *, ren
     assert [call.operator for call in recorded_calls] == ["topk_softmax", "biased_grouped_topk", "biased_grouped_topk"]
 
 
+@pytest.mark.parametrize(("vocab", "is_compiled"), [(96, True), (97, False)])
+def test_best_tokens(kernels: AiterNativeKernels, recorded_calls: list[Call], vocab: int, *, is_compiled: bool) -> None:
+    """Of a vocabulary that its vectors do not divide AITER would read on: that is torch's."""
+    logits = torch.randn(5, vocab).round()
+    logits[2, 7] = torch.nan
+    found, expected = kernels.best_tokens(logits), TORCH.best_tokens(logits)
+    some = [0, 1, 3, 4]
+    assert torch.equal(found.token_ids[some].long(), expected.token_ids[some])
+    assert torch.equal(found.logits[some], expected.logits[some])
+    assert found.is_finite.tolist() == expected.is_finite.tolist() == [True, True, False, True, True]
+    assert [call.operator for call in recorded_calls] == ["mixed_sample_outer_exponential"] * is_compiled
+
+
 @pytest.mark.parametrize("is_spread", [False, True])
 def test_experts(arch: str, *, is_spread: bool) -> None:
     """Of six experts four are here, where they are spread over peers."""
