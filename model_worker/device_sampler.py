@@ -1,5 +1,6 @@
 """Draws from logits where they lie. On the host that is the `Sampler`'s work. On a device a row gives the same token, and little of it leaves the
-device: of a greedy row its best token; of others all logits, which the `Sampler` gets."""
+device: of a greedy row its best token; of one that is drawn without a filter those that may win its race; of others all logits, which the
+`Sampler` gets."""
 
 from dataclasses import dataclass
 
@@ -7,12 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model_worker.device_race import race_there
+from model_worker.draws import Draws
 from model_worker.held_logits import EVERY_ROW, HeldLogits
-from model_worker.kernels.best_tokens import FindBest, first_best
+from model_worker.kernels.best_tokens import BestTokens, FindBest, first_best
 from model_worker.sample_rows import SampleRows
 from model_worker.sampler import NO_TOKEN, NOT_FINITE, Sampler
-from model_worker.sampling_table import PLAIN
+from model_worker.sampling_table import KINDS, PLAIN, Filter, Kind
 from model_worker.speculation.rejection import RejectionSampler
+
+_UNFILTERED = KINDS.index(Kind(is_ruled=False, is_drawn=True, filter=Filter.NONE))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,20 +53,33 @@ class DeviceSampler:
 
     def draw_there(self, logits: Tensor, rows: SampleRows, wanted: np.ndarray | None = None) -> Drawn:
         """`draw` of logits on a device of their own."""
-        best = self._find_best(logits)
-        token_ids, is_finite = torch.stack((best.token_ids.long(), best.is_finite.long())).cpu().numpy()
-        table, token_ids, samples = rows.table, token_ids.astype(np.int32), rows.samples & is_finite.astype(np.bool_)
+        token_ids, best, is_finite = _scan(self._find_best(logits))
+        samples = rows.samples & is_finite
         token_ids[~samples] = NO_TOKEN
-        failures = {int(row): NOT_FINITE for row in np.flatnonzero(is_finite == 0)}
-        is_more = table.kinds[rows.slots] != PLAIN
+        failures = {int(row): NOT_FINITE for row in np.flatnonzero(~is_finite)}
+        kinds = rows.table.kinds[rows.slots]
+        is_left = samples & (kinds != PLAIN)
+        is_raced = samples & (kinds == _UNFILTERED)
         if wanted is not None:
-            is_more |= wanted
-        left = np.flatnonzero(samples & is_more)
+            is_left |= samples & wanted
+            is_raced &= ~wanted
+        raced = np.flatnonzero(is_raced)
+        if len(raced):
+            token_ids[raced] = race_there(logits, raced, best[raced], Draws.of(rows, raced))
+            is_left[raced] = False
+        left = np.flatnonzero(is_left)
         held = HeldLogits(left, taken(logits, left))
         if len(left):
             token_ids[left], others = self._sampler.draw(held.values, rows.only(left))
             failures.update({int(left[row]): text for row, text in others.items()})
         return Drawn(token_ids, failures, held)
+
+
+def _scan(best: BestTokens) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """On the host: token ids int32, logits float32, is_finite bool."""
+    bits = best.logits.view(torch.int32)
+    found = torch.stack((best.token_ids.int(), bits, best.is_finite.int())).cpu().numpy()
+    return found[0], found[1].view(np.float32), found[2].astype(np.bool_)
 
 
 def taken(logits: Tensor, rows: np.ndarray) -> np.ndarray:

@@ -11,9 +11,9 @@ algorithm, for single tokens `words_at` does; the stream is defined above and no
 import numpy as np
 
 _WORD_RANGE = 2.0**32
-_MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
-_KEY_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
-_ROUNDS = 10
+MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
+KEY_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
+ROUNDS = 10
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
@@ -51,11 +51,11 @@ def _philox(c0: np.ndarray, c1: np.ndarray, c2: np.ndarray, seeds: np.ndarray) -
     """The four 64-bit outputs of the counters (c0, c1, c2, 0), uint64 of a shape that all have in common."""
     c3 = np.zeros_like(c2)
     k0, k1 = seeds, np.zeros_like(c2)
-    for _ in range(_ROUNDS):
-        high0, low0 = _product(_MULTIPLIERS[0], c0)
-        high1, low1 = _product(_MULTIPLIERS[1], c2)
+    for _ in range(ROUNDS):
+        high0, low0 = _product(MULTIPLIERS[0], c0)
+        high1, low1 = _product(MULTIPLIERS[1], c2)
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = k0 + np.uint64(_KEY_STEPS[0]), k1 + np.uint64(_KEY_STEPS[1])
+        k0, k1 = k0 + np.uint64(KEY_STEPS[0]), k1 + np.uint64(KEY_STEPS[1])
     return c0, c1, c2, c3
 
 

@@ -16,7 +16,7 @@ from model_worker.noise import exponentials
 LIKELY = 2.0**-10
 """Relative to the best token."""
 
-_MARGIN = 1.001
+MARGIN = 1.001
 """Float32 ratios are off by less than 1e-4: a token further than this from the best one cannot win in float64 either."""
 
 
@@ -40,7 +40,7 @@ def contenders(likelihoods: np.ndarray, words: np.ndarray, logits: np.ndarray, b
     with np.errstate(divide="ignore", over="ignore"):
         bounds /= likelihoods
     promising = bounds.argmin(axis=1)
-    reach = exponentials(words[rows, promising]) / likelihoods[rows, promising] * (2.0**32 * _MARGIN)
+    reach = exponentials(words[rows, promising]) / likelihoods[rows, promising] * (2.0**32 * MARGIN)
     at = np.flatnonzero(bounds <= reach.astype(np.float32)[:, None])
     ends = np.searchsorted(at, (rows + 1) * likelihoods.shape[1])
     counts = ends.copy()
@@ -58,7 +58,7 @@ def contenders_by_words(
     likely_words = words[places, likely.token_ids]
     is_there = likelihoods > 0
     with np.errstate(divide="ignore"):
-        reach = np.where(is_there, exponentials(likely_words) / likelihoods, np.inf).min(axis=1) * _MARGIN
+        reach = np.where(is_there, exponentials(likely_words) / likelihoods, np.inf).min(axis=1) * MARGIN
     # A token that is not LIKELY wins with a draw below this alone, and its word is no larger.
     small = np.minimum(reach * LIKELY * 2.0**32, 2**32 - 1).astype(np.uint32)
     other_rows, others = np.divmod(np.flatnonzero(words <= small[:, None]), words.shape[1])
