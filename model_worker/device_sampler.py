@@ -1,6 +1,6 @@
 """Draws from logits where they lie. On the host that is the `Sampler`'s work. On a device a row gives the same token, and little of it leaves the
-device: of a greedy row its best token; of one that is drawn without a filter those that may win its race; of others all logits, which the
-`Sampler` gets."""
+device: of a greedy row its best token; of one that is drawn without a filter those that may win its race, with a filter those that it may
+leave; of others all logits, which the `Sampler` gets."""
 
 from dataclasses import dataclass
 
@@ -8,16 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_worker.device_race import race_there
+from model_worker.device_candidates import drawn_there
+from model_worker.device_race import in_parts
 from model_worker.draws import Draws
 from model_worker.held_logits import EVERY_ROW, HeldLogits
 from model_worker.kernels.best_tokens import BestTokens, FindBest, first_best
 from model_worker.sample_rows import SampleRows
 from model_worker.sampler import NO_TOKEN, NOT_FINITE, Sampler
-from model_worker.sampling_table import KINDS, PLAIN, Filter, Kind
+from model_worker.sampling_table import KINDS, PLAIN
 from model_worker.speculation.rejection import RejectionSampler
 
-_UNFILTERED = KINDS.index(Kind(is_ruled=False, is_drawn=True, filter=Filter.NONE))
+_UNRULED = {number: kind.filter for number, kind in enumerate(KINDS) if kind.is_drawn and not kind.is_ruled}
+"""Kinds of rows that are drawn from the model's own logits, and their filters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,14 +61,14 @@ class DeviceSampler:
         failures = {int(row): NOT_FINITE for row in np.flatnonzero(~is_finite)}
         kinds = rows.table.kinds[rows.slots]
         is_left = samples & (kinds != PLAIN)
-        is_raced = samples & (kinds == _UNFILTERED)
         if wanted is not None:
             is_left |= samples & wanted
-            is_raced &= ~wanted
-        raced = np.flatnonzero(is_raced)
-        if len(raced):
-            token_ids[raced] = race_there(logits, raced, best[raced], Draws.of(rows, raced))
-            is_left[raced] = False
+            kinds = np.where(wanted, PLAIN, kinds)
+        for kind, by in _UNRULED.items():
+            some = np.flatnonzero(is_left & (kinds == kind))
+            if len(some):
+                token_ids[some] = drawn_there(logits, some, best[some], Draws.of(rows, some), by)
+                is_left[some] = token_ids[some] == NO_TOKEN
         left = np.flatnonzero(is_left)
         held = HeldLogits(left, taken(logits, left))
         if len(left):
@@ -84,8 +86,7 @@ def _scan(best: BestTokens) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def taken(logits: Tensor, rows: np.ndarray) -> np.ndarray:
     """Copies on the host of some rows of `logits`, by number (int64)."""
-    if len(rows) == len(logits):
-        values: np.ndarray = logits.cpu().numpy()
-    else:
-        values = logits.index_select(0, torch.from_numpy(rows).to(logits.device)).cpu().numpy()
+    values = np.empty((len(rows), logits.shape[1]), np.float32)
+    for some, part in in_parts(logits, rows):
+        torch.from_numpy(values[some[0] : some[-1] + 1]).copy_(part)
     return values

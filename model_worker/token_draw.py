@@ -36,6 +36,9 @@ _CANDIDATES_MIN = 32
 _WORDS_MIN = 1 << 17
 """Noise token by token takes as long as this many words of whole rows, however few tokens there are."""
 
+MASS_ERROR = 1e-5
+"""Sums of the same likelihoods, each rounded as exp in float32 is on one device or the other, differ by a tenth of this at most."""
+
 _SMALLEST = 2.0**-149
 """The smallest number above 0 in float32, which has only multiples of it near 0."""
 
@@ -74,14 +77,33 @@ def narrow(logits: np.ndarray, best: np.ndarray, draws: Draws, by: Filter, space
     if by is Filter.TOP_K:
         floors = np.maximum(top_floors(logits, draws.top_ks), _LOWEST)
     else:
-        # A little too low, for what float32 rounds off: q >= min_p where logit - best >= temperature * log(min_p). Near zero float32 has
-        # only multiples of its smallest number, and a likelihood may have been rounded up to one.
-        min_ps = np.full(len(best), LIKELY) if by is Filter.NONE else draws.min_ps
-        gaps = draws.temperatures * (np.log(np.maximum(min_ps - _SMALLEST, _SMALLEST / 2)) * (1 + 1e-5) - 1e-5)
-        floors = np.maximum(best + gaps - 1e-6 * (np.abs(best) + np.abs(gaps)), _LOWEST).astype(np.float32)
+        floors = min_p_floors(best, draws.temperatures, np.full(len(best), LIKELY) if by is Filter.NONE else draws.min_ps)
     chosen = np.greater_equal(logits, floors[:, None], out=space.chosen[: len(logits)])
     rows, candidates = compact(logits, chosen, _width_max(logits.shape[1]))
     return [Narrowed(rows, draws.only(rows), best[rows], candidates, np.zeros(len(rows)))] if len(rows) else []
+
+
+def min_p_floors(best: np.ndarray, temperatures: np.ndarray, min_ps: np.ndarray) -> np.ndarray:
+    """A logit for each of R rows, float32 `[R]`, below which no token is as likely as `min_ps` (float64 `[R]`), relative to the best one."""
+    # A little too low, for what float32 rounds off: q >= min_p where logit - best >= temperature * log(min_p). Near zero float32 has
+    # only multiples of its smallest number, and a likelihood may have been rounded up to one.
+    gaps = temperatures * (np.log(np.maximum(min_ps - _SMALLEST, _SMALLEST / 2)) * (1 + 1e-5) - 1e-5)
+    floors: np.ndarray = np.maximum(best + gaps - 1e-6 * (np.abs(best) + np.abs(gaps)), _LOWEST).astype(np.float32)
+    return floors
+
+
+def top_p_reach(tops: np.ndarray, best: np.ndarray, draws: Draws, masses: np.ndarray) -> np.ndarray:
+    """How many of the highest logits of each of R rows, `tops` float32 `[R, C]` in descending order, top_p may leave, int64 `[R]`; C + 1 where it
+    cannot be told from `masses`, float64 `[R]`, which may be off by `MASS_ERROR` of themselves, where the cut is."""
+    rows, width = np.arange(len(tops)), tops.shape[1]
+    likelihoods = _likelihoods(tops, best, draws.temperatures, np.empty_like(tops))
+    descending, running = _running(likelihoods)
+    least, most = (
+        (running < (draws.top_ps * masses * error)[:, None]).sum(axis=1) for error in (1 - MASS_ERROR, 1 + MASS_ERROR)
+    )
+    cutoffs = descending[rows, np.minimum(least, width - 1)] * (1 - MASS_ERROR)
+    needed: np.ndarray = np.where((least == most) & (most < width), (likelihoods >= cutoffs[:, None]).sum(axis=1), width + 1)
+    return needed
 
 
 def _width_max(vocab_size: int) -> int:

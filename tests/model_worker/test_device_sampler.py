@@ -11,9 +11,11 @@ from row_maker import sample_rows
 
 from model_worker import device_race
 from model_worker.device_sampler import DeviceSampler
+from model_worker.draws import Draws
 from model_worker.kernels.best_tokens import first_best
 from model_worker.sample_rows import SampleRows
 from model_worker.sampler import NO_TOKEN, Sampler
+from model_worker.token_draw import top_p_reach
 from tessera.values.sampling import SamplingParams
 from tests.model_worker.far_device import FAR, counting, far
 
@@ -77,7 +79,7 @@ def drawn_alike(logits: np.ndarray, there: torch.Tensor, rows: SampleRows, wante
 @pytest.mark.parametrize("is_far", [False, True])
 @pytest.mark.usefixtures("far")
 def test_tokens_and_failures_are_the_host_s(*, is_far: bool) -> None:
-    @settings(max_examples=25 if is_far else 60, deadline=None)
+    @settings(max_examples=20 if is_far else 40, deadline=None)
     @given(data=st.data())
     def alike(data: st.DataObject) -> None:
         asked = data.draw(st.lists(st.tuples(plain | filtered | ruled, st.integers(0, 2**20)), min_size=1, max_size=6))
@@ -123,7 +125,7 @@ def test_the_first_of_the_best_is_found_with_its_logit() -> None:
 @pytest.mark.usefixtures("far")
 def test_of_rows_without_a_filter_the_host_sees_those_who_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """In parts of a few rows each, some of which do not lie together."""
-    vocab = 20_000
+    vocab = 4000
     monkeypatch.setattr(device_race, "_ELEMENTS_MAX", 3 * vocab)
     torch.manual_seed(3)
     logits = torch.randn(24, vocab) * torch.logspace(-2, 1.5, 24)[:, None]
@@ -135,3 +137,43 @@ def test_of_rows_without_a_filter_the_host_sees_those_who_may_win(monkeypatch: p
         drawn = SAMPLER.draw(there, rows)
     assert drawn.token_ids.tolist() == HOST.draw(logits.numpy(), rows)[0].tolist()
     assert sum(copied) < 3 * 24 + 4 * 24 * 10
+
+
+@pytest.mark.usefixtures("far")
+def test_of_rows_with_filters_the_host_sees_the_likeliest_tokens_unless_these_are_too_few() -> None:
+    vocab = 2000
+    torch.manual_seed(3)
+    logits = 4 * torch.randn(8, vocab)
+    logits[6] *= 0.01  # half of these, and all of those, are more than what is looked at
+    logits[7] = 1.0
+    few = [{"top_k": 20}, {"top_p": 0.7}, {"min_p": 0.05}, {"top_k": 40, "top_p": 0.8, "min_p": 0.01}]
+    params = [SamplingParams(seed=row, **few[row % 4]) for row in range(6)]  # type: ignore[arg-type]
+    params += [SamplingParams(seed=6, top_p=0.5), SamplingParams(seed=7, top_k=5)]
+    rows = sample_rows(params, list(range(8)), vocab)
+    there = logits.to(FAR)
+    with counting() as copied:
+        drawn = SAMPLER.draw(there, rows)
+    assert drawn.token_ids.tolist() == HOST.draw(logits.numpy(), rows)[0].tolist()
+    assert isinstance(drawn.held.rows, np.ndarray) and drawn.held.rows.tolist() == [6, 7]
+    assert sum(copied) == 3 * 8 + 8 * 2 * 256 + 3 + 2 * vocab
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.5, 0.75])
+def test_where_the_cut_of_top_p_could_be_one_token_further_the_host_decides(top_p: float) -> None:
+    """Four equals: half of them is two of four, or three if the mass is a little more."""
+    logits = torch.full((1, 600), -60.0)
+    logits[0, [3, 50, 70, 599]] = 2.0
+    logits[0, [7, 8, 9]] = torch.tensor([1.0, 0.5, 0.2])
+    params = [SamplingParams(seed=5, top_p=top_p)]
+    rows = sample_rows(params, [1], 600)
+    expected = HOST.draw(logits.numpy(), rows)[0].tolist()
+    assert SAMPLER.draw_there(logits, rows).token_ids.tolist() == expected
+    tops, best = logits.numpy().copy(), np.array([2.0], np.float32)
+    tops[0] = -np.sort(-tops[0])
+    mass = np.exp(tops[0] - 2.0, dtype=np.float32).sum(dtype=np.float64)
+    draws = Draws.of(rows, np.array([0]))
+    for cut in (1, 2, 3, 5):
+        running = np.cumsum(np.exp(tops[0] - 2.0), dtype=np.float64)
+        exact = np.array([running[cut - 1] / top_p])
+        assert top_p_reach(tops, best, draws, exact).tolist() == [601]
+    assert top_p_reach(tops, best, draws, np.array([mass])).tolist() == [4]
