@@ -1,8 +1,9 @@
 """Chat messages to prompt text, through the model's own Jinja template, set up as `transformers` sets it up."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -10,6 +11,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateway.conversation import Conversation
 from gateway.errors import ChatTemplateError, TokenizerError
 
 _MESSAGE_CHARS_MAX = 300
@@ -17,14 +19,6 @@ _MESSAGE_CHARS_MAX = 300
 
 _FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """What a template can raise while rendering: its own refusals, the sandbox's, and Python's for operations that do not fit."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
 
 
 class ChatTemplate:
@@ -44,16 +38,29 @@ class ChatTemplate:
             raise TokenizerError(f"the model's chat template cannot be compiled: line {error.lineno}: {error}") from error
         self._special_texts = dict(special_texts)
 
-    def render(self, messages: Sequence[ChatMessage], bytes_max: int, add_generation_prompt: bool = True) -> str:
-        """The prompt text of `messages`, with the opening of the assistant's turn where asked.
+    def render(self, conversation: Conversation, bytes_max: int, add_generation_prompt: bool = True) -> str:
+        """The prompt text, with the opening of the assistant's turn where asked, or up to the end of the last message's content where
+        that is to be continued.
 
-        Raises ChatTemplateError where the template refuses the messages or fails, or where the text exceeds `bytes_max` (UTF-8).
+        Raises ChatTemplateError where the template refuses the conversation or fails, or where the text exceeds `bytes_max` (UTF-8).
         """
+        if not conversation.continue_final_message:
+            return self._render(conversation, bytes_max, add_generation_prompt)
+        mark = secrets.token_hex(16)  # what nobody can have written before
+        *before, last = conversation.messages
+        marked = replace(conversation, messages=(*before, replace(last, content=last.content + mark)))
+        text, found, _ = self._render(marked, bytes_max + len(mark), False).rpartition(mark)
+        if not found:
+            raise ChatTemplateError("the chat template leaves the last message out, so it cannot be continued")
+        return text
+
+    def _render(self, conversation: Conversation, bytes_max: int, add_generation_prompt: bool) -> str:
         variables: dict[str, Any] = {
-            **self._special_texts,
-            "messages": [asdict(message) for message in messages],
-            "tools": None,
             "documents": None,
+            **conversation.template_args,
+            **self._special_texts,
+            "messages": [message.as_variable() for message in conversation.messages],
+            "tools": list(conversation.tools) or None,
             "add_generation_prompt": add_generation_prompt,
         }
         pieces: list[str] = []

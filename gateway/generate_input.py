@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gateway.chat_template import ChatMessage
+from gateway.conversation import Conversation
 
-Prompt = str | tuple[ChatMessage, ...] | np.ndarray
-"""Plain text, chat messages, or token ids (any integer dtype, `[n]`)."""
+Prompt = str | Conversation | np.ndarray
+"""Plain text, a conversation, or token ids (any integer dtype, `[n]`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class SamplingInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateInput:
-    """One generation as asked. An empty `model` means the only one served; an empty `request_id` that the client has none."""
+    """One generation as asked. An empty `model` means the only one served; an empty `request_id` that the client has none. See
+    `Submission` for `priority` and `cache_salt`."""
 
     prompt: Prompt | None
     model: str = ""
@@ -45,3 +46,5 @@ class GenerateInput:
     stop: tuple[str, ...] = ()
     include_stop_in_output: bool = False
     skip_special_tokens: bool = True
+    priority: int = 0
+    cache_salt: str = ""

@@ -6,16 +6,13 @@ tokens becomes one BOS if the tokenizer adds BOS, else it is refused. Texts too 
 
 import numpy as np
 
-from gateway.chat_template import ChatMessage
+from gateway.conversation import MESSAGES, Conversation
 from gateway.errors import ChatTemplateError, InvalidField, InvalidRequest
 from gateway.generate_input import Prompt
 from gateway.served_model import ServedModel
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Roles that a chat message may have; what each becomes is the template's matter."""
-
-_TEXT, _MESSAGES, _TOKEN_IDS = "text", "chat.messages", "tokens.token_ids"
-"""Where the three forms stand in the public `Generation` message."""
+_TEXT, _TOKEN_IDS = "text", "tokens.token_ids"
+"""Where the other two forms stand in the public `Generation` message."""
 
 
 def encode_prompt(prompt: Prompt | None, model: ServedModel) -> np.ndarray:
@@ -24,8 +21,8 @@ def encode_prompt(prompt: Prompt | None, model: ServedModel) -> np.ndarray:
         raise _refused(_TEXT, "is missing; give text, chat messages or token ids")
     if isinstance(prompt, str):
         field, ids = _TEXT, encode_text(prompt, model)
-    elif isinstance(prompt, tuple):
-        field, ids = _MESSAGES, encode_chat(prompt, model)
+    elif isinstance(prompt, Conversation):
+        field, ids = MESSAGES, encode_chat(prompt, model)
     else:
         field, ids = _TOKEN_IDS, _checked_ids(prompt, model)
     if not len(ids):
@@ -47,25 +44,19 @@ def encode_text(text: str, model: ServedModel, add_special_tokens: bool = True) 
     return np.array(model.tokenizer.encode(text, add_special_tokens), np.int32)
 
 
-def encode_chat(messages: tuple[ChatMessage, ...], model: ServedModel) -> np.ndarray:
-    """Token ids int32 `[n]` of a conversation and the opening of the assistant's turn. Raises InvalidRequest for `chat.messages...`."""
+def encode_chat(conversation: Conversation, model: ServedModel) -> np.ndarray:
+    """Token ids int32 `[n]` of a conversation and the opening of the assistant's turn. Raises InvalidRequest for `chat...`."""
     template = model.tokenizer.chat_template
     if template is None:
-        raise _refused(_MESSAGES, f"cannot be used: {model.info.name} has no chat template; send text")
-    if not messages:
-        raise _refused(_MESSAGES, "is empty; at least one message is needed")
-    problems = [
-        InvalidField(f"{_MESSAGES}[{i}].role", f"is {message.role[:32]!r}; known are {', '.join(ROLES)}")
-        for i, message in enumerate(messages)
-        if message.role not in ROLES
-    ]
+        raise _refused(MESSAGES, f"cannot be used: {model.info.name} has no chat template; send text")
+    problems = conversation.problems()
     if problems:
         raise InvalidRequest(problems)
-    _check_bytes(_MESSAGES, [message.content for message in messages], model)
+    _check_bytes(MESSAGES, conversation.texts(), model)
     try:
-        text = template.render(messages, model.prompt_bytes_max)
+        text = template.render(conversation, model.prompt_bytes_max)
     except ChatTemplateError as error:
-        raise _refused(_MESSAGES, str(error)) from error
+        raise _refused(MESSAGES, str(error)) from error
     return np.array(model.tokenizer.encode(text, add_special_tokens=False), np.int32)
 
 

@@ -27,6 +27,7 @@ _PUBLIC_NAMES = {"bad_words_ids": "bad_words"}
 """Where a field is called otherwise in the public message."""
 
 CLIENT_REQUEST_ID_BYTES_MAX = 128
+CACHE_SALT_BYTES_MAX = 128
 
 
 def validate(request: GenerateInput, model: ServedModel, principal: str) -> Submission:
@@ -36,7 +37,10 @@ def validate(request: GenerateInput, model: ServedModel, principal: str) -> Subm
     """
     params = _sampling_params(request.sampling, model)
     problems = [] if isinstance(params, SamplingParams) else params
-    problems += _stop_string_problems(request.stop) + _request_id_problems(request.request_id)
+    problems += _stop_string_problems(request.stop) + _name_problems(
+        "request_id", request.request_id, CLIENT_REQUEST_ID_BYTES_MAX
+    )
+    problems += _name_problems("cache_salt", request.cache_salt, CACHE_SALT_BYTES_MAX)
     try:
         prompt_token_ids = encode_prompt(request.prompt, model)
     except InvalidRequest as error:
@@ -52,6 +56,8 @@ def validate(request: GenerateInput, model: ServedModel, principal: str) -> Subm
         detokenize=DetokenizeOptions(request.stop, request.include_stop_in_output, request.skip_special_tokens),
         client_request_id=request.request_id,
         principal=principal,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
         is_seed_given=request.sampling.seed is not None,
     )
 
@@ -168,8 +174,6 @@ def _stop_string_problems(stop: tuple[str, ...]) -> list[InvalidField]:
     ]
 
 
-def _request_id_problems(request_id: str) -> list[InvalidField]:
-    size = len(request_id.encode(errors="surrogatepass"))
-    if size <= CLIENT_REQUEST_ID_BYTES_MAX:
-        return []
-    return [InvalidField("request_id", f"has {size} bytes; at most {CLIENT_REQUEST_ID_BYTES_MAX} are taken")]
+def _name_problems(field: str, name: str, bytes_max: int) -> list[InvalidField]:
+    size = len(name.encode(errors="surrogatepass"))
+    return [] if size <= bytes_max else [InvalidField(field, f"has {size} bytes; at most {bytes_max} are taken")]

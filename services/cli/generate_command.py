@@ -11,15 +11,14 @@ import click
 
 from services.cli.answer import RESUME_TIMEOUT_S, TimedAnswer, stream_answer, summary, write_piece
 from services.cli.logprob_table import as_json, table
+from services.cli.request_options import chat_of, given_request, request_options
 from services.cli.sampling_options import given_sampling, sampling_options
 from services.cli.up_config import DEFAULT_LISTEN
 from tessera.client import (
-    ChatMessage,
     DeadlineExceeded,
     GenerateOptions,
     InvalidArgument,
     NotFound,
-    Prompt,
     TesseraError,
     Unavailable,
 )
@@ -43,8 +42,6 @@ def _addresses(_context: click.Context, _parameter: click.Parameter, given: tupl
 
 @click.command("generate", short_help="Send a prompt and stream the answer.")
 @click.argument("prompt")
-@click.option("--chat", is_flag=True, help="Send PROMPT as a user's message through the model's chat template.")
-@click.option("--system", metavar="TEXT", help="System message before PROMPT; implies --chat.")
 @click.option(
     "--gateway",
     "--address",
@@ -58,6 +55,7 @@ def _addresses(_context: click.Context, _parameter: click.Parameter, given: tupl
 )
 @click.option("--model", default="", metavar="NAME", help="A served model; not needed where there is only one.")
 @sampling_options
+@request_options
 @click.option("--stop", multiple=True, metavar="TEXT", help="A string that ends the answer; may be given up to 16 times.")
 @click.option(
     "--timeout-s", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True, help="Give up after so long."
@@ -87,7 +85,7 @@ def command(prompt: str, **options: Any) -> None:
     3 no gateway answers in time; 130 interrupted.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")  # the client says when it goes on at another gateway
-    asked = _prompt(sys.stdin.read() if prompt == "-" else prompt, options)
+    asked = chat_of(sys.stdin.read() if prompt == "-" else prompt, options)
     write = _discard if options["as_json"] else write_piece
     try:
         answer = asyncio.run(stream_answer(options["gateways"], asked, _options(options), write, options["resume_timeout_s"]))
@@ -103,16 +101,10 @@ def command(prompt: str, **options: Any) -> None:
     sys.exit(0 if answer.is_whole else FAILED)
 
 
-def _prompt(text: str, options: dict[str, Any]) -> Prompt:
-    if not options["chat"] and options["system"] is None:
-        return text
-    system = [] if options["system"] is None else [ChatMessage("system", options["system"])]
-    return [*system, ChatMessage("user", text)]
-
-
 def _options(options: dict[str, Any]) -> GenerateOptions:
     asked = GenerateOptions(model=options["model"], stop=options["stop"], timeout_s=options["timeout_s"])
     asked.update(given_sampling(options))
+    asked.update(given_request(options))
     return asked
 
 

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from gateway.chat_template import ChatMessage
 from gateway.delta import Delta, PublicReason
 from gateway.generate_input import GenerateInput, Prompt, SamplingInput
 from gateway.resume import ResumeInput
 from gateway.tokenizer import Tokenizer
+from services.gateway.convert_chat import conversation_from_proto
 from services.gateway.convert_logprobs import fill_logprobs
 from services.gateway.session import Served
 from tessera.v1 import inference_pb2
@@ -37,6 +37,8 @@ def generate_input_from_proto(message: inference_pb2.Generation) -> GenerateInpu
         stop=tuple(message.stop),
         include_stop_in_output=message.include_stop_in_output,
         skip_special_tokens=skip,
+        priority=message.priority,
+        cache_salt=message.cache_salt,
     )
 
 
@@ -50,16 +52,11 @@ def _prompt_from_proto(message: inference_pb2.Generation) -> Prompt | None:
         case "text":
             return message.text
         case "chat":
-            return chat_from_proto(message.chat)
+            return conversation_from_proto(message.chat)
         case "tokens":
             return token_ids_from_proto(message.tokens.token_ids)
         case _:
             return None
-
-
-def chat_from_proto(message: inference_pb2.ChatPrompt) -> tuple[ChatMessage, ...]:
-    """The messages of a conversation."""
-    return tuple(ChatMessage(item.role, item.content) for item in message.messages)
 
 
 def token_ids_from_proto(token_ids: Iterable[int]) -> np.ndarray:

@@ -16,6 +16,7 @@ from gateway.resume import GENERATION, validate_resume
 from gateway.served_model import ServedModel, find_model
 from gateway.validation import validate
 from services.gateway import convert
+from services.gateway.convert_chat import conversation_from_proto
 from services.gateway.refusals import refusal_of
 from services.gateway.request_stream import RequestStream
 from services.gateway.running_calls import RunningCalls
@@ -91,7 +92,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             if request.WhichOneof("input") is None:
                 raise InvalidRequest([InvalidField("text", "is missing; give text or chat messages")])
             if request.WhichOneof("input") == "chat":
-                ids = encode_chat(convert.chat_from_proto(request.chat), model)
+                ids = encode_chat(conversation_from_proto(request.chat), model)
             else:
                 add = request.add_special_tokens if request.HasField("add_special_tokens") else True
                 ids = encode_text(request.text, model, add)
@@ -142,7 +143,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
 def _checked(request: pb.GenerateRequest | pb.StreamGenerateRequest, model: ServedModel) -> tuple[Submission, OutputStream]:
     """What a request asks for, and its output as far as its client has it. Raises InvalidRequest with paths from the request on."""
-    asked = convert.generate_input_from_proto(request.generation)
+    try:
+        asked = convert.generate_input_from_proto(request.generation)
+    except InvalidRequest as error:
+        raise error.under(GENERATION) from error
     if isinstance(request, pb.StreamGenerateRequest) and request.HasField("resume"):
         resumed = validate_resume(asked, convert.resume_from_proto(request.resume), model, PRINCIPAL)
         options = resumed.submission.detokenize

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from gateway.chat_template import ChatMessage
+from gateway.conversation import ChatMessage, Conversation
 from gateway.tokenizer_source import load_tokenizer
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.weights.open_model import load_model, open_model
@@ -121,7 +121,7 @@ def whole_model_cases(args: argparse.Namespace) -> list[Case]:
     for name in sorted(speculations.keys() & set(args.drafters), reverse=True):
         systems = {False: plain, True: system(loaded, speculations[name])}
         for kind, texts in PROMPTS.items():
-            rendered = (template.render([ChatMessage("user", text)], 1 << 20) for text in texts)
+            rendered = (template.render(Conversation((ChatMessage("user", text),)), 1 << 20) for text in texts)
             prompts = [tokenizer.encode(text, False) for text in rendered]
             cases += [Case(kind, count, prompts, name, systems) for count in (1, len(prompts))]
     return cases

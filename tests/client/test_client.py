@@ -8,11 +8,24 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
 
 from services.rpc import errors as service_errors
 from services.rpc.server import RpcServer, ServerConfig
 from tessera import client as tessera_client
-from tessera.client import Answer, AsyncClient, ChatMessage, Client, Finish, FinishReason, Model, Piece, Timings, Usage
+from tessera.client import (
+    Answer,
+    AsyncClient,
+    ChatMessage,
+    Client,
+    Finish,
+    FinishReason,
+    Model,
+    Piece,
+    Timings,
+    ToolCall,
+    Usage,
+)
 from tessera.client.request import generation_of
 from tessera.v1 import inference_pb2 as pb
 from tessera.v1 import inference_pb2_grpc
@@ -134,6 +147,28 @@ def test_every_option_has_its_field(prompt, fields):
     rest = {"model": "m", "request_id": "r", "stop": ["x"], "include_stop_in_output": True, "skip_special_tokens": False}
     expected = pb.Generation(sampling=pb.Sampling(**sampling), **rest, **fields)
     assert generation_of(prompt, {**sampling, **rest, "timeout_s": 1.0}) == expected
+
+
+def test_a_chat_has_tools_arguments_and_calls():
+    call = ToolCall("f", {"x": [1, None, True]}, id="c")
+    messages = [ChatMessage("assistant", "", tool_calls=[call]), ChatMessage("tool", "7", name="f", tool_call_id="c")]
+    options = {"tools": [{"type": "function"}], "template_args": {"thinking": False}, "continue_final_message": True}
+    made = generation_of(messages, {**options, "priority": -1, "cache_salt": "s"})
+    expected = json_format.ParseDict(
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"id": "c", "name": "f", "arguments": {"x": [1, None, True]}}]},
+                {"role": "tool", "content": "7", "name": "f", "tool_call_id": "c"},
+            ],
+            **options,
+        },
+        pb.ChatPrompt(),
+    )
+    assert (made.chat, made.priority, made.cache_salt) == (expected, -1, "s")
+    with pytest.raises(TypeError, match="tools: not a JSON object"):
+        generation_of(messages, {"tools": [{"x": object()}]})
+    with pytest.raises(TypeError, match="tools: for a prompt of chat messages only"):
+        generation_of("Hi", {"tools": []})
 
 
 def test_what_is_left_out_is_left_to_the_server_but_the_request_has_an_id_and_a_seed():

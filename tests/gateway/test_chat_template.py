@@ -2,7 +2,8 @@
 
 import pytest
 
-from gateway.chat_template import ChatMessage, ChatTemplate
+from gateway.chat_template import ChatTemplate
+from gateway.conversation import ChatMessage, Conversation, ToolCall
 from gateway.errors import ChatTemplateError, TokenizerError
 from gateway.tokenizer import Tokenizer
 
@@ -10,17 +11,17 @@ HELLO = (ChatMessage("user", "Hello <&> 'you'"),)
 
 
 def render(source: str, messages: tuple[ChatMessage, ...] = HELLO, bytes_max: int = 1000, **texts: str) -> str:
-    return ChatTemplate(source, texts).render(messages, bytes_max)
+    return ChatTemplate(source, texts).render(Conversation(tuple(messages)), bytes_max)
 
 
 def test_smollm2_opens_with_its_system_prompt_and_the_assistants_turn(smollm2: Tokenizer) -> None:
     assert smollm2.chat_template is not None
-    assert smollm2.chat_template.render([ChatMessage("user", "Hi")], 1000) == (
+    assert smollm2.chat_template.render(Conversation((ChatMessage("user", "Hi"),)), 1000) == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
     messages = [ChatMessage("system", "Be brief."), ChatMessage("user", "Hi"), ChatMessage("assistant", "Hello")]
-    assert smollm2.chat_template.render(messages, 1000, add_generation_prompt=False) == (
+    assert smollm2.chat_template.render(Conversation(tuple(messages)), 1000, add_generation_prompt=False) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
     )
 
@@ -71,3 +72,38 @@ def test_a_rendered_text_has_a_bound() -> None:
 def test_a_template_that_does_not_compile_is_refused_when_the_model_is_loaded() -> None:
     with pytest.raises(TokenizerError, match="line 2"):
         ChatTemplate("\n{% if %}", {})
+
+
+def test_tools_calls_and_further_arguments_reach_the_template() -> None:
+    call = ToolCall("c1", "weather", {"city": "Oslo"})
+    conversation = Conversation(
+        (
+            ChatMessage("user", "?"),
+            ChatMessage("assistant", "", tool_calls=(call,)),
+            ChatMessage("tool", "4 °C", name="weather", tool_call_id="c1"),
+        ),
+        tools=({"type": "function", "function": {"name": "weather"}},),
+        template_args={"enable_thinking": False, "documents": ["d"]},
+    )
+    source = "{{ tools | tojson }}|{{ messages[1:] | tojson }}|{{ enable_thinking }}|{{ documents[0] }}|{{ bos_token }}"
+    assert ChatTemplate(source, {"bos_token": "<s>"}).render(conversation, 1000) == (
+        '[{"type": "function", "function": {"name": "weather"}}]'
+        '|[{"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "type": "function", '
+        '"function": {"name": "weather", "arguments": {"city": "Oslo"}}}]}, '
+        '{"role": "tool", "content": "4 °C", "name": "weather", "tool_call_id": "c1"}]|False|d|<s>'
+    )
+
+
+def test_an_answer_that_was_begun_goes_on_where_it_stood(smollm2: Tokenizer) -> None:
+    template = smollm2.chat_template
+    assert template is not None
+    begun = Conversation((ChatMessage("user", "Hi"), ChatMessage("assistant", "Hello, \n")), continue_final_message=True)
+    assert template.render(begun, 1000).endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello, \n")
+    with pytest.raises(ChatTemplateError, match="leaves the last message out"):
+        ChatTemplate("{{ messages[0].content }}", {}).render(begun, 1000)
+
+
+def test_what_is_not_allowed_to_be_changed_is_not() -> None:
+    with pytest.raises(ChatTemplateError, match="refused"):
+        args = {"list": []}
+        ChatTemplate("{{ list.append(1) }}", {}).render(Conversation(HELLO, template_args=args), 1000)

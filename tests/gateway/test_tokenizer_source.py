@@ -11,7 +11,7 @@ from small_tokenizers import SMOLLM2, byte_fallback_backend, byte_level_backend
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, pre_tokenizers
 
-from gateway.chat_template import ChatMessage
+from gateway.conversation import ChatMessage, Conversation
 from gateway.errors import TokenizerError
 from gateway.tokenizer import Tokenizer
 from gateway.tokenizer_source import load_tokenizer
@@ -97,7 +97,7 @@ def test_smollm2_equals_transformers_with_the_right_split_on_any_text(smollm2: T
 def test_smollm2_chat_prompt_equals_transformers(smollm2: Tokenizer, reference: Any) -> None:
     messages = [ChatMessage("user", "What is 2 + 2?"), ChatMessage("assistant", "4"), ChatMessage("user", "Sure?")]
     assert smollm2.chat_template is not None
-    text = smollm2.chat_template.render(messages, 10_000)
+    text = smollm2.chat_template.render(Conversation(tuple(messages)), 10_000)
     plain = [{"role": message.role, "content": message.content} for message in messages]
     assert text == reference.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
 
@@ -125,7 +125,7 @@ def test_a_directory_with_everything(tmp_path: Path) -> None:
     assert tokenizer.special.texts == {"bos_token": "<s>", "eos_token": "</s>"}
     assert (tokenizer.special.bos_id, tokenizer.special.eos_ids) == (1, (2, 9))
     assert tokenizer.chat_template is not None
-    assert tokenizer.chat_template.render([ChatMessage("user", "a")], 100) == "<s>a"
+    assert tokenizer.chat_template.render(Conversation((ChatMessage("user", "a"),)), 100) == "<s>a"
     assert tokenizer.digest == tokenizer_json_digest((tmp_path / "tokenizer.json").read_bytes())
     a = tokenizer.encode("", False)
     assert a == [] and tokenizer.encode("", True) == [1]
@@ -154,7 +154,7 @@ def test_where_the_end_of_sequence_ids_come_from(tmp_path: Path, files: dict[str
 def test_the_default_of_several_chat_templates_counts(tmp_path: Path) -> None:
     named = [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}]
     tokenizer = load_tokenizer(write_directory(tmp_path, byte_level_backend(), tokenizer_config_json={"chat_template": named}))
-    assert tokenizer.chat_template is not None and tokenizer.chat_template.render([], 10) == "yes"
+    assert tokenizer.chat_template is not None and tokenizer.chat_template.render(Conversation(()), 10) == "yes"
 
 
 def test_truncation_and_padding_of_the_file_are_not_used(tmp_path: Path) -> None:

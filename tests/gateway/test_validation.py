@@ -11,7 +11,8 @@ from small_tokenizers import model_info
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from gateway.chat_template import ChatMessage, ChatTemplate
+from gateway.chat_template import ChatTemplate
+from gateway.conversation import ChatMessage, Conversation, ToolCall
 from gateway.errors import INVALID_FIELDS_MAX, InvalidRequest, TokenizerMismatch, UnknownModel
 from gateway.generate_input import GenerateInput, Prompt, SamplingInput
 from gateway.prompt import check_token_ids, encode_chat, encode_text
@@ -22,6 +23,8 @@ from tessera.values.request import DetokenizeOptions
 from tessera.values.sampling import SEED_MAX, SamplingParams
 
 USER = ChatMessage("user", "ab")
+ASSISTANT = ChatMessage("assistant", "c")
+CALL = ToolCall("1", "f", {})
 
 
 def refusal(model: ServedModel, prompt: Prompt | None = "a", **changes: Any) -> dict[str, str]:
@@ -52,10 +55,11 @@ def test_a_bare_request_becomes_a_submission_with_every_default(byte_level_model
 
 def test_what_is_given_is_kept(byte_level_model: ServedModel) -> None:
     sampling = SamplingInput(0.5, 0.9, -1, 0.1, 7, 12, 3, True, (1, 256))
-    request = GenerateInput(ids(1, 2), "m", "mine", sampling, ("x", "yz"), True, False)
+    request = GenerateInput(ids(1, 2), "m", "mine", sampling, ("x", "yz"), True, False, -3, "salt")
     made = validate(request, byte_level_model, "bob")
     assert made.sampling == SamplingParams(7, 0.5, 0.9, -1, 0.1, 12, 3, True, (1, 256))
     assert made.detokenize == DetokenizeOptions(("x", "yz"), True, False)
+    assert (made.priority, made.cache_salt) == (-3, "salt")
     assert made.is_seed_given and made.client_request_id == "mine" and made.prompt_token_ids.tolist() == [1, 2]
 
 
@@ -137,6 +141,8 @@ def test_min_tokens_may_not_exceed_max_tokens(byte_level_model: ServedModel) -> 
         ({"logprob_token_ids": (0, 258)}, ["sampling.logprob_token_ids[1]"]),
         ({"request_id": "é" * 64}, []),
         ({"request_id": "é" * 64 + "x"}, ["request_id"]),
+        ({"cache_salt": "é" * 64, "priority": -(2**31)}, []),
+        ({"cache_salt": "é" * 64 + "x"}, ["cache_salt"]),
     ],
 )
 def test_lists_and_ids_at_their_edges(byte_level_model: ServedModel, changes: dict[str, Any], fields: list[str]) -> None:
@@ -173,16 +179,31 @@ def test_numbers_and_ids_are_refused_together(byte_level_model: ServedModel) -> 
     [
         (None, "text", "is missing"),
         ("", "text", "has no tokens"),
-        ((), "chat.messages", "is empty"),
+        (Conversation(()), "chat.messages", "is empty"),
         (ids(), "tokens.token_ids", "has no tokens"),
         ("a" * 64, "text", "has 64 tokens; m takes 64 for prompt and output together, so at most 63"),
         (ids(*[1] * 64), "tokens.token_ids", "has 64 tokens"),
-        ((ChatMessage("user", "a" * 60),), "chat.messages", "has 66 tokens"),
+        (Conversation((ChatMessage("user", "a" * 60),)), "chat.messages", "has 66 tokens"),
         ("a" * 100_000, "text", "has 100000 bytes; m takes 64 tokens"),
         ("\ud800", "text", "lone surrogate"),
-        ((ChatMessage("user", "\ud800"),), "chat.messages", "lone surrogate"),
-        ((USER, ChatMessage("robot", "a")), "chat.messages[1].role", "is 'robot'; known are system"),
-        ((ChatMessage("", "a"),), "chat.messages[0].role", "is ''"),
+        (Conversation((ChatMessage("user", "\ud800"),)), "chat.messages", "lone surrogate"),
+        (Conversation((USER, ChatMessage("robot", "a"))), "chat.messages[1].role", "is 'robot'; known are system"),
+        (Conversation((ChatMessage("", "a"),)), "chat.messages[0].role", "is ''"),
+        (Conversation((USER,), continue_final_message=True), "chat.continue_final_message", "not one of 'user'"),
+        (Conversation((USER,), ({},) * 129), "chat.tools", "has 129 tools; at most 128"),
+        (Conversation((USER,), ({"d": "x" * 999},)), "chat.messages", "has 1010 bytes"),
+        (Conversation((USER,), template_args={"a" * i: 1 for i in range(1, 66)}), "chat.template_args", "has 65 entries"),
+        (Conversation((USER,), template_args={"messages": []}), "chat.template_args['messages']", "has a field or token"),
+        (Conversation((USER,), template_args={"eos_token": ""}), "chat.template_args['eos_token']", "has a field or token"),
+        (Conversation((USER,), template_args={"a b": 1}), "chat.template_args['a b']", "is no name"),
+        (Conversation((replace(USER, tool_calls=(CALL,)),)), "chat.messages[0].tool_calls", "an assistant's alone"),
+        (Conversation((ASSISTANT, replace(USER, tool_call_id="1"))), "chat.messages[1].tool_call_id", "a tool message's"),
+        (Conversation((replace(ASSISTANT, tool_calls=(CALL,) * 129),)), "chat.messages[0].tool_calls", "has 129 calls"),
+        (
+            Conversation((replace(ASSISTANT, tool_calls=(CALL, replace(CALL, name=""))),)),
+            "chat.messages[0].tool_calls[1].name",
+            "is empty",
+        ),
         (ids(0, 257, 258, 999), "tokens.token_ids[2]", "is 258, not a token id from 0 to 257 (1 later ids neither)"),
         (np.array([-1], np.int64), "tokens.token_ids[0]", "is -1"),
         (np.array([2**32 - 1], np.uint32), "tokens.token_ids[0]", "is 4294967295"),
@@ -197,7 +218,7 @@ def test_a_prompt_that_cannot_be_used_is_refused_by_name(
 
 
 def test_the_longest_prompt_leaves_room_for_one_token(byte_level_model: ServedModel) -> None:
-    for prompt in ("a" * 63, ids(*[1] * 63), (ChatMessage("user", "a" * 57),)):
+    for prompt in ("a" * 63, ids(*[1] * 63), Conversation((ChatMessage("user", "a" * 57),))):
         made = validate(GenerateInput(prompt, sampling=SamplingInput(max_tokens=5)), byte_level_model, "")
         assert len(made.prompt_token_ids) == 63 and made.sampling.max_tokens == 5
 
@@ -216,20 +237,20 @@ def test_text_gets_bos_as_the_tokenizer_has_it_and_token_ids_never(byte_fallback
 def test_a_chat_gets_only_what_its_template_writes(byte_fallback: Tokenizer) -> None:
     def first_ids(source: str) -> list[int]:
         tokenizer = Tokenizer(byte_fallback._backend, byte_fallback.special, ChatTemplate(source, {"bos_token": "<s>"}), "d1")
-        return encode_chat((USER,), ServedModel(model_info(tokenizer), tokenizer)).tolist()[:2]
+        return encode_chat(Conversation((USER,)), ServedModel(model_info(tokenizer), tokenizer)).tolist()[:2]
 
     assert first_ids("{{ bos_token }}{{ messages[0].content }}")[0] == 1
     assert first_ids("{{ messages[0].content }}")[0] != 1
 
 
 def test_a_model_without_chat_template_takes_no_messages(byte_fallback_model: ServedModel) -> None:
-    assert "no chat template" in refusal(byte_fallback_model, (USER,))["chat.messages"]
+    assert "no chat template" in refusal(byte_fallback_model, Conversation((USER,)))["chat.messages"]
 
 
 def test_a_template_that_refuses_names_the_messages(byte_level: Tokenizer) -> None:
     template = ChatTemplate("{{ raise_exception('Roles must alternate') }}", {})
     tokenizer = Tokenizer(byte_level._backend, byte_level.special, template, "d2")
-    refused = refusal(ServedModel(model_info(tokenizer), tokenizer), (USER,))
+    refused = refusal(ServedModel(model_info(tokenizer), tokenizer), Conversation((USER,)))
     assert refused == {"chat.messages": "the chat template refused them: Roles must alternate"}
 
 
@@ -239,7 +260,7 @@ def test_all_problems_are_named_at_once(byte_level_model: ServedModel) -> None:
 
 
 def test_a_refusal_stays_small_however_much_is_wrong(byte_level_model: ServedModel) -> None:
-    messages = tuple(ChatMessage("x" * 10_000, "") for _ in range(1000))
+    messages = Conversation(tuple(ChatMessage("x" * 10_000, "") for _ in range(1000)))
     refused = refusal(byte_level_model, messages)
     assert len(refused) == INVALID_FIELDS_MAX
     assert sum(len(field) + len(text) for field, text in refused.items()) < 4000
@@ -252,7 +273,7 @@ def test_huge_prompts_are_refused_quickly(smollm2: Tokenizer) -> None:
     began = time.process_time()
     assert "has 5242880 bytes" in refusal(model, text)["text"]
     assert "has 1000000 tokens" in refusal(model, numbers)["tokens.token_ids"]
-    assert "has 5242880 bytes" in refusal(model, (ChatMessage("user", text),))["chat.messages"]
+    assert "has 5242880 bytes" in refusal(model, Conversation((ChatMessage("user", text),)))["chat.messages"]
     long_model = ServedModel(model_info(smollm2, 2**21), smollm2)
     assert len(validate(GenerateInput(numbers), long_model, "").prompt_token_ids) == 1_000_000
     numbers[999_999] = 49152

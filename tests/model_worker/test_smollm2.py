@@ -3,7 +3,7 @@
 import torch
 from paged_driver import PagedDriver
 
-from gateway.chat_template import ChatMessage
+from gateway.conversation import ChatMessage, Conversation
 from gateway.tokenizer_source import load_tokenizer
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_pool import KVPool
@@ -25,7 +25,7 @@ def test_it_knows_the_capital_of_france() -> None:
     model = load_model(source, TorchKernels())
     assert all(torch.isfinite(slot.view).all() for slot in model.slots().values())
     assert tokenizer.chat_template is not None
-    chat = tokenizer.chat_template.render([ChatMessage("user", "What is the capital of France?")], 4096)
+    chat = tokenizer.chat_template.render(Conversation((ChatMessage("user", "What is the capital of France?"),)), 4096)
     prompt = tokenizer.encode(chat, add_special_tokens=False)
     kv = KVPool(config.num_layers, 8, 16, config.num_kv_heads, config.head_dim)
     (run,) = PagedDriver(model, kv).generate([prompt], 8)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gateway.chat_template import ChatMessage
+from gateway.conversation import ChatMessage, Conversation
 from gateway.tokenizer import Tokenizer
 from gateway.tokenizer_source import load_tokenizer
 from model_worker.kernels.torch_backend import TorchKernels
@@ -69,7 +69,7 @@ def drawn_differences(loaded: LoadedModel, prompts: list[list[int]], tokens: int
 def tokenized_prompts(tokenizer: Tokenizer) -> list[list[int]]:
     """The 32 prompts as token ids, chats first."""
     assert tokenizer.chat_template is not None
-    chats = [tokenizer.chat_template.render([ChatMessage("user", text)], 1 << 20) for text in CHATS]
+    chats = [tokenizer.chat_template.render(Conversation((ChatMessage("user", text),)), 1 << 20) for text in CHATS]
     return [tokenizer.encode(text, False) for text in (*chats, *TEXTS)]
 
 

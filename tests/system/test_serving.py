@@ -27,6 +27,21 @@ def test_an_answer_streams_in_pieces(client: Client) -> None:
     assert reader.finish.timings.ttft_us > 0
 
 
+def test_an_answer_that_was_begun_goes_on(client: Client) -> None:
+    begun = [*PARIS, ChatMessage("assistant", "The capital of France")]
+    answer = client.generate(begun, temperature=0.0, continue_final_message=True)
+    assert answer.text == " is Paris."
+
+
+def test_a_prefix_is_shared_within_a_salt(client: Client) -> None:
+    prompt = "A salt keeps the prefixes of its requests apart from those of all others " * 6
+
+    def cached(salt: str) -> int:
+        return client.generate(prompt, cache_salt=salt, priority=-1, max_tokens=1).finish.usage.cached_tokens
+
+    assert [cached(salt) > 0 for salt in ("anna", "bert", "anna")] == [False, False, True]
+
+
 def test_unary_and_stream_agree(client: Client) -> None:
     answer = client.generate(STORY, temperature=0.9, seed=11, max_tokens=24)
     reader = Reader(client, STORY, temperature=0.9, seed=11, max_tokens=24).result()

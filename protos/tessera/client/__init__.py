@@ -22,7 +22,7 @@ from tessera.client.errors import (
     TesseraError,
     Unavailable,
 )
-from tessera.client.request import ChatMessage, GenerateOptions, Prompt
+from tessera.client.request import ChatMessage, ChatOptions, GenerateOptions, Prompt, ToolCall
 from tessera.client.results import Answer, Finish, FinishReason, Model, Piece, Timings, TokenLogprob, TokenLogprobs, Usage
 from tessera.client.sync_client import Client
 
@@ -31,6 +31,7 @@ __all__ = [
     "Answer",
     "AsyncClient",
     "ChatMessage",
+    "ChatOptions",
     "Client",
     "DeadlineExceeded",
     "FailedPrecondition",
@@ -49,6 +50,7 @@ __all__ = [
     "Timings",
     "TokenLogprob",
     "TokenLogprobs",
+    "ToolCall",
     "Unavailable",
     "Usage",
 ]

@@ -5,17 +5,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar, cast
 
+from google.protobuf.struct_pb2 import Struct
+
 from tessera.v1 import inference_pb2 as pb
 
 Body = TypeVar("Body", pb.Generation, pb.Sampling, pb.TokenPrompt)
 
+JsonObject = Mapping[str, Any]
+"""A JSON object as `json` reads one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that an assistant made; `id` is the caller's own."""
+
+    name: str
+    arguments: JsonObject
+    id: str = ""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn of a conversation; `role` is for example `system`, `user` or `assistant`."""
+    """One turn of a conversation; `role` is for example `system`, `user` or `assistant`. A `tool` message answers the call `tool_call_id`."""
 
     role: str
     content: str
+    name: str = ""
+    tool_call_id: str = ""
+    tool_calls: Sequence[ToolCall] = ()
 
 
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
@@ -45,7 +62,16 @@ class SamplingOptions(TypedDict, total=False):
     logprob_token_ids: Sequence[int]
 
 
-class GenerateOptions(SamplingOptions, total=False):
+class ChatOptions(TypedDict, total=False):
+    """What a prompt of chat messages can have beside them. `tools` and `template_args` go to the model's template;
+    `continue_final_message`: the answer goes on with the last message, an assistant's."""
+
+    tools: Sequence[JsonObject]
+    template_args: JsonObject
+    continue_final_message: bool
+
+
+class GenerateOptions(SamplingOptions, ChatOptions, total=False):
     """Keywords of `generate` and `stream`. `timeout_s` is the deadline of the whole answer; without one it may take for ever.
 
     `request_id` and `seed` are drawn where they are left out, so that an error can always name the request, and the same answer goes on
@@ -57,6 +83,8 @@ class GenerateOptions(SamplingOptions, total=False):
     stop: Sequence[str]
     include_stop_in_output: bool
     skip_special_tokens: bool
+    priority: int
+    cache_salt: str
     timeout_s: float
 
 
@@ -69,15 +97,21 @@ def generation_of(prompt: Prompt, options: GenerateOptions) -> pb.Generation:
     letters = [name for name in ("stop", "bad_words") if isinstance(options.get(name), str)]
     if letters:  # a string is a sequence of its letters
         raise TypeError(f"{letters[0]}: a list of strings, not one string")
-    names = SamplingOptions.__annotations__.keys()
-    sampling = {name: value for name, value in options.items() if name in names}
-    rest = {name: value for name, value in options.items() if name not in names and name != "timeout_s"}
+    sampling, chat, rest = _sorted_out(options)
     if not rest.get("request_id"):
         rest["request_id"] = secrets.token_hex(16)
     if sampling.get("seed") is None:
         sampling["seed"] = secrets.randbits(63)
-    fields = {**_prompt_fields(prompt), **rest}
+    fields = {**_prompt_fields(prompt, chat), **rest}
     return _message(pb.Generation, {**fields, "sampling": _message(pb.Sampling, sampling)})
+
+
+def _sorted_out(options: GenerateOptions) -> tuple[dict[str, Any], ChatOptions, dict[str, Any]]:
+    """The sampling parameters, the options of a chat, and what else the body holds."""
+    groups = SamplingOptions.__annotations__.keys(), ChatOptions.__annotations__.keys()
+    sampling, chat = ({name: value for name, value in options.items() if name in group} for group in groups)
+    others = {name: value for name, value in options.items() if name not in {*groups[0], *groups[1], "timeout_s"}}
+    return sampling, cast(ChatOptions, chat), others
 
 
 def _message(kind: type[Body], fields: Mapping[str, Any]) -> Body:
@@ -100,25 +134,54 @@ def time_left_s(options: GenerateOptions, elapsed_s: float) -> float | None:
     return None if timeout_s is None else max(0.0, timeout_s - elapsed_s)
 
 
-def _prompt_fields(prompt: Prompt) -> dict[str, str | pb.ChatPrompt | pb.TokenPrompt]:
+def _prompt_fields(prompt: Prompt, chat: ChatOptions) -> dict[str, str | pb.ChatPrompt | pb.TokenPrompt]:
     """The one field of the prompt's oneof that is set, by name."""
-    if isinstance(prompt, str):
-        return {"text": prompt}
-    items = list(prompt)
-    if items and all(isinstance(item, ChatMessage) for item in items):
-        return {"chat": chat_prompt(cast(Sequence[ChatMessage], items))}
-    if any(isinstance(item, ChatMessage) for item in items):
+    items = [] if isinstance(prompt, str) else list(prompt)
+    are_messages = [isinstance(item, ChatMessage) for item in items]
+    if any(are_messages) and all(are_messages):
+        return {"chat": chat_prompt(cast(Sequence[ChatMessage], items), chat)}
+    if any(are_messages):
         raise TypeError("a prompt is text, or chat messages only, or token ids only")
-    return {"tokens": _message(pb.TokenPrompt, {"token_ids": items})}
+    if chat:
+        raise TypeError(f"{', '.join(chat)}: for a prompt of chat messages only")
+    return {"text": prompt} if isinstance(prompt, str) else {"tokens": _message(pb.TokenPrompt, {"token_ids": items})}
 
 
-def chat_prompt(messages: Sequence[ChatMessage]) -> pb.ChatPrompt:
-    """The message of a conversation."""
-    return pb.ChatPrompt(messages=[pb.ChatMessage(role=item.role, content=item.content) for item in messages])
+def chat_prompt(messages: Sequence[ChatMessage], options: ChatOptions) -> pb.ChatPrompt:
+    """The message of a conversation. Raises TypeError or ValueError that name what JSON cannot hold."""
+    args = options.get("template_args")
+    return pb.ChatPrompt(
+        messages=[_chat_message(item) for item in messages],
+        tools=[_struct("tools", tool) for tool in options.get("tools", ())],
+        template_args=None if args is None else _struct("template_args", args),
+        continue_final_message=options.get("continue_final_message", False),
+    )
 
 
-def tokenize_request(prompt: str | Sequence[ChatMessage], model: str, add_special_tokens: bool) -> pb.TokenizeRequest:
-    """The request of `tokenize`."""
-    if isinstance(prompt, str):
-        return pb.TokenizeRequest(model=model, text=prompt, add_special_tokens=add_special_tokens)
-    return pb.TokenizeRequest(model=model, chat=chat_prompt(prompt), add_special_tokens=add_special_tokens)
+def _chat_message(message: ChatMessage) -> pb.ChatMessage:
+    calls = [
+        pb.ToolCall(id=call.id, name=call.name, arguments=_struct("tool_calls", call.arguments)) for call in message.tool_calls
+    ]
+    return pb.ChatMessage(
+        role=message.role, content=message.content, name=message.name, tool_call_id=message.tool_call_id, tool_calls=calls
+    )
+
+
+def _struct(field: str, value: JsonObject) -> Struct:
+    struct = Struct()
+    try:
+        struct.update(cast(dict[str, Any], value))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise TypeError(f"{field}: not a JSON object: {error}") from error
+    return struct
+
+
+def tokenize_request(
+    prompt: str | Sequence[ChatMessage], model: str, add_special_tokens: bool, chat: ChatOptions
+) -> pb.TokenizeRequest:
+    """The request of `tokenize`. Raises TypeError as `generation_of` does."""
+    if not isinstance(prompt, str):
+        return pb.TokenizeRequest(model=model, chat=chat_prompt(prompt, chat), add_special_tokens=add_special_tokens)
+    if chat:
+        raise TypeError(f"{', '.join(chat)}: for chat messages only")
+    return pb.TokenizeRequest(model=model, text=prompt, add_special_tokens=add_special_tokens)

@@ -11,7 +11,15 @@ import grpc
 from tessera.client import convert
 from tessera.client.connection import CHANNEL_OPTIONS, RESUME_TIMEOUT_S, SHORT_CALL_TIMEOUT_S, Gateways, split_addresses
 from tessera.client.errors import NotFound, TesseraError, error_of
-from tessera.client.request import ChatMessage, GenerateOptions, Prompt, generation_of, time_left_s, tokenize_request
+from tessera.client.request import (
+    ChatMessage,
+    ChatOptions,
+    GenerateOptions,
+    Prompt,
+    generation_of,
+    time_left_s,
+    tokenize_request,
+)
 from tessera.client.results import Answer, Model, Piece, joined
 from tessera.client.resume import GiveUp, ResumableAnswer, ResumePolicy, is_broken
 from tessera.v1 import inference_pb2 as pb
@@ -104,10 +112,15 @@ class Client:
         raise failure
 
     def tokenize(
-        self, prompt: str | Sequence[ChatMessage], *, model: str = "", add_special_tokens: bool = True
+        self,
+        prompt: str | Sequence[ChatMessage],
+        *,
+        model: str = "",
+        add_special_tokens: bool = True,
+        **chat: Unpack[ChatOptions],
     ) -> tuple[int, ...]:
         """Token ids of text, or of chat messages through the model's template (where `add_special_tokens` has no effect)."""
-        return tuple(self._ask("Tokenize", tokenize_request(prompt, model, add_special_tokens)).token_ids)
+        return tuple(self._ask("Tokenize", tokenize_request(prompt, model, add_special_tokens, chat)).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = True) -> str:
         """The text of token ids."""

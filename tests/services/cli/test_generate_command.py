@@ -6,10 +6,12 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import json_format
 
 from services.cli.answer import TimedAnswer
 from services.cli.logprob_table import table
@@ -154,6 +156,25 @@ def test_chat_and_every_sampling_option_reach_the_gateway(run_async: RunAsync) -
         prompt_logprobs=0,
         logprob_token_ids=[8, 9],
     )
+
+
+def test_everything_of_a_chat_reaches_the_gateway(run_async: RunAsync, tmp_path: Path) -> None:
+    gateway, tools = ScriptedGateway(), tmp_path / "tools.json"
+    tools.write_text('[{"type": "function"}]')
+    chat = ("--tools", str(tools), "--template-arg", "thinking=false", "--template-arg", "mood=kind", "--prefill", "Well, ")
+    status, _, err = ask(run_async, gateway, "Why?", *chat, "--priority", "-3", "--cache-salt", "mine")
+    assert status == 0, err
+    (asked,) = gateway.asked
+    expected = {
+        "messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Well, "}],
+        "tools": [{"type": "function"}],
+        "template_args": {"thinking": False, "mood": "kind"},
+        "continue_final_message": True,
+    }
+    assert asked.chat == json_format.ParseDict(expected, inference_pb2.ChatPrompt())
+    assert (asked.priority, asked.cache_salt) == (-3, "mine")
+    tools.write_text("{}")
+    assert ask(run_async, gateway, "Why?", *chat)[0] == 2
 
 
 def test_log_probabilities_follow_the_answer_for_people_and_are_in_the_json(run_async: RunAsync) -> None:

@@ -5,6 +5,7 @@ import time
 import grpc
 import pytest
 from gateway_house import MAX_MODEL_LEN, MODEL, max_tokens, output, read_all, reason_and_fields, refused
+from google.protobuf.struct_pb2 import Struct
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -16,6 +17,16 @@ from tessera.values.session import Abort, LengthChanged, Rejected, RejectReason,
 CHAT = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="Hi")])
 
 
+def chat(**message):
+    return {"chat": pb.ChatPrompt(messages=[pb.ChatMessage(**message)])}
+
+
+def struct(**fields):
+    message = Struct()
+    message.update(fields)
+    return message
+
+
 def sampling(**fields):
     return {"sampling": pb.Sampling(**fields)}
 
@@ -24,6 +35,15 @@ BAD = [
     ({"text": ""}, "generation.text"),
     ({"chat": pb.ChatPrompt()}, "generation.chat.messages"),
     ({"chat": pb.ChatPrompt(messages=[pb.ChatMessage(role="boss", content="x")])}, "generation.chat.messages[0].role"),
+    (chat(role="user", tool_call_id="1"), "generation.chat.messages[0].tool_call_id"),
+    (chat(role="user", tool_calls=[pb.ToolCall(name="f")]), "generation.chat.messages[0].tool_calls"),
+    (chat(role="assistant", tool_calls=[pb.ToolCall()]), "generation.chat.messages[0].tool_calls[0].name"),
+    ({"chat": pb.ChatPrompt(messages=CHAT.messages, continue_final_message=True)}, "generation.chat.continue_final_message"),
+    ({"chat": pb.ChatPrompt(messages=CHAT.messages, tools=[Struct()] * 129)}, "generation.chat.tools"),
+    ({"chat": pb.ChatPrompt(messages=CHAT.messages, tools=[struct(x=float("nan"))])}, "generation.chat.tools"),
+    ({"chat": pb.ChatPrompt(messages=CHAT.messages, template_args=struct(x=float("inf")))}, "generation.chat.template_args"),
+    ({"chat": pb.ChatPrompt(messages=CHAT.messages, template_args=struct(_x=1))}, "generation.chat.template_args['_x']"),
+    ({"cache_salt": "x" * 129}, "generation.cache_salt"),
     ({"tokens": pb.TokenPrompt()}, "generation.tokens.token_ids"),
     ({"tokens": pb.TokenPrompt(token_ids=[1, 49152])}, "generation.tokens.token_ids[1]"),
     ({"tokens": pb.TokenPrompt(token_ids=[1] * MAX_MODEL_LEN)}, "generation.tokens.token_ids"),
@@ -153,6 +173,8 @@ def test_what_is_asked_reaches_the_scheduler(run_async, house, tokenizer):
                 stop=["a", "b"],
                 include_stop_in_output=True,
                 skip_special_tokens=False,
+                priority=-4,
+                cache_salt="a tenant",
                 **sampling(
                     temperature=0,
                     top_p=0.5,
@@ -188,6 +210,7 @@ def test_what_is_asked_reaches_the_scheduler(run_async, house, tokenizer):
                 logprob_token_ids=(6, 5),
             )
             assert submission.client_request_id == "mine"
+            assert (submission.priority, submission.cache_salt) == (-4, "a tenant")
             options = submission.detokenize
             assert (options.stop_strings, options.include_stop_in_output, options.skip_special_tokens) == (
                 ("a", "b"),
