@@ -28,6 +28,7 @@ PUBLIC_REASONS = {
     FinishReason.ABORTED: PublicReason.ABORTED,
     FinishReason.UNSCHEDULABLE: PublicReason.ERROR,
     FinishReason.ERROR: PublicReason.ERROR,
+    FinishReason.DEADLINE: PublicReason.ERROR,
 }
 """Inside -> outside. The matched stop travels beside it, in the `Finish`."""
 

@@ -34,6 +34,16 @@ class SamplingInput:
     logprob_token_ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class LimitsInput:
+    """`TimeLimits` as a client gives them; `deadline_ms` is what is left of its call."""
+
+    max_queue_ms: int | None = None
+    max_first_token_ms: int | None = None
+    max_total_ms: int | None = None
+    deadline_ms: int | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateInput:
     """One generation as asked. An empty `model` means the only one served; an empty `request_id` that the client has none. See
@@ -48,3 +58,4 @@ class GenerateInput:
     skip_special_tokens: bool = True
     priority: int = 0
     cache_salt: str = ""
+    limits: LimitsInput = field(default_factory=LimitsInput)

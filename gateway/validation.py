@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from gateway.errors import InvalidField, InvalidRequest
-from gateway.generate_input import GenerateInput, SamplingInput
+from gateway.generate_input import GenerateInput, LimitsInput, SamplingInput
 from gateway.prompt import check_token_ids, encode_prompt
 from gateway.served_model import ServedModel
 from tessera.values.identity import new_request_id
-from tessera.values.request import DetokenizeOptions, Submission
+from tessera.values.request import DetokenizeOptions, Submission, TimeLimits
 from tessera.values.sampling import SEED_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, SamplingParams
 from tessera.values.sampling_limits import (
     BAD_WORDS_MAX,
@@ -28,6 +28,7 @@ _PUBLIC_NAMES = {"bad_words_ids": "bad_words"}
 
 CLIENT_REQUEST_ID_BYTES_MAX = 128
 CACHE_SALT_BYTES_MAX = 128
+LIMIT_MS_MAX = 2**31 - 1
 
 
 def validate(request: GenerateInput, model: ServedModel, principal: str) -> Submission:
@@ -40,6 +41,7 @@ def validate(request: GenerateInput, model: ServedModel, principal: str) -> Subm
     problems += _stop_string_problems(request.stop) + _name_problems(
         "request_id", request.request_id, CLIENT_REQUEST_ID_BYTES_MAX
     )
+    problems += _limit_problems(request.limits)
     problems += _name_problems("cache_salt", request.cache_salt, CACHE_SALT_BYTES_MAX)
     try:
         prompt_token_ids = encode_prompt(request.prompt, model)
@@ -58,6 +60,7 @@ def validate(request: GenerateInput, model: ServedModel, principal: str) -> Subm
         principal=principal,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        limits=_limits(request.limits),
         is_seed_given=request.sampling.seed is not None,
     )
 
@@ -177,3 +180,18 @@ def _stop_string_problems(stop: tuple[str, ...]) -> list[InvalidField]:
 def _name_problems(field: str, name: str, bytes_max: int) -> list[InvalidField]:
     size = len(name.encode(errors="surrogatepass"))
     return [] if size <= bytes_max else [InvalidField(field, f"has {size} bytes; at most {bytes_max} are taken")]
+
+
+def _limit_problems(limits: LimitsInput) -> list[InvalidField]:
+    given = {name: getattr(limits, name) for name in ("max_queue_ms", "max_first_token_ms", "max_total_ms")}
+    return [
+        InvalidField(f"limits.{name}", f"is {ms}; 1 to {LIMIT_MS_MAX} are taken")
+        for name, ms in given.items()
+        if ms is not None and not 1 <= ms <= LIMIT_MS_MAX
+    ]
+
+
+def _limits(given: LimitsInput) -> TimeLimits | None:
+    """None where there are none: most requests have none."""
+    limits = TimeLimits(given.max_queue_ms or 0, given.max_first_token_ms or 0, given.max_total_ms or 0, given.deadline_ms or 0)
+    return None if limits == TimeLimits() else limits

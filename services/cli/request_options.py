@@ -10,6 +10,13 @@ from tessera.client import ChatMessage, GenerateOptions, Prompt
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+_LIMITS = {
+    "max_queue_ms": "is not scheduled",
+    "max_first_token_ms": "has no output",
+    "max_total_ms": "has not ended",
+}
+"""Name of each limit -> what must not last longer."""
+
 _CHAT = ("chat", "system", "prefill", "tools", "template_args")
 
 
@@ -42,6 +49,9 @@ def given_request(options: dict[str, Any]) -> GenerateOptions:
         given["priority"] = options["priority"]
     if options["cache_salt"] is not None:
         given["cache_salt"] = options["cache_salt"]
+    for name in _LIMITS:
+        if options[name] is not None:
+            given[name] = options[name]  # type: ignore[literal-required]
     return given
 
 
@@ -97,4 +107,13 @@ _OPTIONS = [
         help="The lower number goes first, where the scheduler's queue is by priority.  [default: 0]",
     ),
     click.option("--cache-salt", metavar="TEXT", help="Share cached prefixes only with requests of the same salt."),
+    *(
+        click.option(
+            f"--{name.replace('_', '-')}",
+            type=click.IntRange(1, 2**31 - 1),
+            metavar="INTEGER",
+            help=f"End the request where it {what} within so many milliseconds.",
+        )
+        for name, what in _LIMITS.items()
+    ),
 ]

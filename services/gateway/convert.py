@@ -5,9 +5,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from gateway.delta import Delta, PublicReason
-from gateway.generate_input import GenerateInput, Prompt, SamplingInput
+from gateway.generate_input import GenerateInput, LimitsInput, Prompt, SamplingInput
 from gateway.resume import ResumeInput
 from gateway.tokenizer import Tokenizer
+from gateway.validation import LIMIT_MS_MAX
 from services.gateway.convert_chat import conversation_from_proto
 from services.gateway.convert_logprobs import fill_logprobs
 from services.gateway.session import Served
@@ -26,8 +27,8 @@ PROMPT_FIELDS = {
 """Where a prompt of each form stands in a Generate request, by the form's name in the oneof."""
 
 
-def generate_input_from_proto(message: inference_pb2.Generation) -> GenerateInput:
-    """What a client asks for, unchecked."""
+def generate_input_from_proto(message: inference_pb2.Generation, time_left_s: float | None = None) -> GenerateInput:
+    """What a client asks for, unchecked. `time_left_s`: until the deadline of its call, None where it has none."""
     skip = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
     return GenerateInput(
         prompt=_prompt_from_proto(message),
@@ -39,12 +40,24 @@ def generate_input_from_proto(message: inference_pb2.Generation) -> GenerateInpu
         skip_special_tokens=skip,
         priority=message.priority,
         cache_salt=message.cache_salt,
+        limits=_limits_from_proto(message.limits, time_left_s),
     )
 
 
 def resume_from_proto(message: inference_pb2.Resume) -> ResumeInput:
     """What a client says it has received, unchecked."""
     return ResumeInput(message.number, message.token_offset, message.text_offset, token_ids_from_proto(message.token_ids))
+
+
+def _limits_from_proto(message: inference_pb2.Limits, time_left_s: float | None) -> LimitsInput:
+    """A deadline as far off as no limit can say is none."""
+    left_ms = None if time_left_s is None or time_left_s > LIMIT_MS_MAX / 1000 else max(1, int(1000 * time_left_s))
+    return LimitsInput(
+        message.max_queue_ms if message.HasField("max_queue_ms") else None,
+        message.max_first_token_ms if message.HasField("max_first_token_ms") else None,
+        message.max_total_ms if message.HasField("max_total_ms") else None,
+        left_ms,
+    )
 
 
 def _prompt_from_proto(message: inference_pb2.Generation) -> Prompt | None:

@@ -5,6 +5,7 @@ from services.rpc.errors import (
     TOKENIZER_MISMATCH,
     Aborted,
     AlreadyExists,
+    DeadlineExceeded,
     FailedPrecondition,
     FieldViolation,
     Internal,
@@ -14,6 +15,7 @@ from services.rpc.errors import (
     ServiceError,
     Unavailable,
 )
+from tessera.values.finish import Finish
 from tessera.values.protocol import VERSION_SKEW
 from tessera.values.session import Rejected, RejectReason
 
@@ -50,6 +52,12 @@ def rejection_of(rejected: Rejected, prompt_field: str) -> ServiceError:
             return Overloaded(rejected.message, reason="OVERLOADED", retry_after_ms=rejected.retry_after_ms)
         case RejectReason.ALREADY_EXISTS:
             return AlreadyExists(rejected.message, reason="REQUEST_ID_IN_USE", metadata={"field": "generation.request_id"})
+
+
+def too_late(finish: Finish) -> ServiceError:
+    """A time limit of the request is over; `reason` is its name."""
+    reason = "DEADLINE" if finish.limit == "deadline_ms" else finish.limit.upper()
+    return DeadlineExceeded(f"{finish.limit}: {finish.message}", reason=reason, metadata={"limit": finish.limit})
 
 
 def taken_over() -> ServiceError:

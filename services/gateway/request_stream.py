@@ -9,7 +9,7 @@ from gateway.delta import Delta, join_deltas
 from gateway.errors import GatewayError
 from gateway.output_stream import OutputStream
 from gateway.tokenizer import Tokenizer
-from services.gateway.refusals import refusal_of
+from services.gateway.refusals import refusal_of, too_late
 from services.rpc.errors import Internal, InvalidArgument, ServiceError
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.request import RequestOutput, RequestTimings, Submission
@@ -98,7 +98,10 @@ class RequestStream:
             self._text_end = delta.text_offset + len(delta.text.encode())
             # An end found here is told below, once its usage and timings are there.
             self._append(replace(delta, finish=None) if delta.finish is not None else delta)
-        if self.ended:
+        end = self._output.finish
+        if self.ended and end is not None and end.reason is FinishReason.DEADLINE:
+            self.fail(too_late(end))
+        elif self.ended:
             self._append(self._last_delta(output.num_cached_tokens, output.timings))
         elif delta is not None and delta.found_here:
             self.stop_found = self._found()

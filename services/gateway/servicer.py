@@ -48,7 +48,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         """The whole answer."""
         with self._calls.one(is_resume=False):
-            stream = await self._start(request)
+            stream = await self._start(request, context.time_remaining())
             deltas: list[Delta] = []
             try:
                 while not deltas or deltas[-1].finish is None:
@@ -60,7 +60,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def StreamGenerate(self, request: pb.StreamGenerateRequest, context: Any) -> None:
         """The answer piece by piece, after a resume what is left of it; a client that reads slowly gets larger pieces."""
         with self._calls.one(is_resume=request.HasField("resume")):
-            stream = await self._start(request)
+            stream = await self._start(request, context.time_remaining())
             submission, tokenizer = stream.submission, stream.tokenizer
             try:
                 finished = False
@@ -125,15 +125,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         _find(name, served, "")
         return served
 
-    async def _start(self, request: pb.GenerateRequest | pb.StreamGenerateRequest) -> RequestStream:
-        """Check a request and hand it to the scheduler. The caller leaves what this returns; nothing is awaited in between."""
+    async def _start(self, request: pb.GenerateRequest | pb.StreamGenerateRequest, time_left_s: float | None) -> RequestStream:
+        """Check a request and hand it to the scheduler, with what is left of its call's deadline. The caller leaves what this returns; nothing is awaited in between."""
         served = await self._session.served(self._scheduler_wait_s)
         generation = request.generation
         model = _find(generation.model, served, GENERATION)
         form = generation.WhichOneof("prompt")
 
         def check() -> RequestStream:
-            return RequestStream(*_checked(request, model), convert.PROMPT_FIELDS[form])
+            return RequestStream(*_checked(request, model, time_left_s), convert.PROMPT_FIELDS[form])
 
         stream = await _compute(check, inline=_is_light(request, form))
         await self._session.connected(self._scheduler_wait_s)
@@ -141,10 +141,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return stream
 
 
-def _checked(request: pb.GenerateRequest | pb.StreamGenerateRequest, model: ServedModel) -> tuple[Submission, OutputStream]:
+def _checked(
+    request: pb.GenerateRequest | pb.StreamGenerateRequest, model: ServedModel, time_left_s: float | None
+) -> tuple[Submission, OutputStream]:
     """What a request asks for, and its output as far as its client has it. Raises InvalidRequest with paths from the request on."""
     try:
-        asked = convert.generate_input_from_proto(request.generation)
+        asked = convert.generate_input_from_proto(request.generation, time_left_s)
     except InvalidRequest as error:
         raise error.under(GENERATION) from error
     if isinstance(request, pb.StreamGenerateRequest) and request.HasField("resume"):

@@ -64,6 +64,10 @@ class Internal(ServiceError):
     """This one request failed here; the text is safe to show."""
 
 
+class DeadlineExceeded(ServiceError):
+    """It took longer than its caller allowed."""
+
+
 class RetryableError(ServiceError):
     """It can work later: `retry_after_ms` milliseconds from now is a good time; 0 means there is no telling."""
 

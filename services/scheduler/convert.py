@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from services.worker.convert_logprobs import kept_logprobs_from_proto, logprobs_
 from tessera.scheduler.v1 import session_pb2
 from tessera.values.identity import INSTANCE_ID_BYTES, NO_EPOCH, REQUEST_ID_BYTES, Epoch
 from tessera.values.output_columns import OutputColumns
-from tessera.values.request import DetokenizeOptions, RequestOutput, RequestTimings, Submission
+from tessera.values.request import DetokenizeOptions, RequestOutput, RequestTimings, Submission, TimeLimits
 from tessera.values.session import (
     Abort,
     Detach,
@@ -225,6 +225,7 @@ def submission_to_proto(submission: Submission, with_prompt: bool = True) -> ses
         max_model_length=submission.max_model_length,
         fork_of=submission.fork_of,
         is_seed_given=submission.is_seed_given,
+        limits=session_pb2.TimeLimits(**asdict(submission.limits)) if submission.limits is not None else None,
     )
 
 
@@ -256,7 +257,12 @@ def submission_with_prompt(message: session_pb2.Submission, prompt: npt.NDArray[
         max_model_length=message.max_model_length,
         fork_of=_request_id(message.fork_of, "submission.fork_of") if message.fork_of else b"",
         is_seed_given=message.is_seed_given,
+        limits=_limits_from_proto(message.limits) if message.HasField("limits") else None,
     )
+
+
+def _limits_from_proto(message: session_pb2.TimeLimits) -> TimeLimits:
+    return TimeLimits(message.max_queue_ms, message.max_first_token_ms, message.max_total_ms, message.deadline_ms)
 
 
 def stop_found_to_proto(found: StopFound) -> session_pb2.StopFound:

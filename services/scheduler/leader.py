@@ -244,6 +244,7 @@ class Leader:
         """What happens by the passing of time alone; called every few tens of milliseconds."""
         now = self._clock()
         self.scheduler.forget_finished(now, self._streams.is_owed)
+        self.scheduler.end_late(now)
         for request_id in self._streams.expired(now):
             self.scheduler.abort(request_id, now)
         if self._orphans_until_us is not None and now >= self._orphans_until_us:
@@ -391,8 +392,7 @@ class Leader:
         for address in self._senders:
             replica = self.scheduler.replica(address)
             if replica is not None:
-                step = self._journal.durable_step(address, replica.boot_id)
-                self.scheduler.set_durable_step(address, replica.boot_id, step)
+                self.scheduler.set_durable_step(address, replica.boot_id, self._journal.durable_step(address, replica.boot_id))
 
     def _release(self) -> None:
         self._streams.release(self._journal.acked, self.is_durable)

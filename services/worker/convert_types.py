@@ -87,6 +87,7 @@ def finish_to_proto(finish: Finish) -> types_pb2.Finish:
         stop_token_id=finish.stop_token_id,
         stop_string=finish.stop_string,
         message=finish.message,
+        limit=finish.limit,
     )
 
 
@@ -101,6 +102,7 @@ def finish_from_proto(message: types_pb2.Finish) -> Finish:
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
         stop_string=message.stop_string if message.HasField("stop_string") else None,
         message=message.message,
+        limit=message.limit,
     )
 
 

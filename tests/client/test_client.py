@@ -171,6 +171,11 @@ def test_a_chat_has_tools_arguments_and_calls():
         generation_of("Hi", {"tools": []})
 
 
+def test_limits_have_their_message():
+    assert not generation_of("Hi", {}).HasField("limits")
+    assert generation_of("Hi", {"max_queue_ms": 5, "max_total_ms": 9}).limits == pb.Limits(max_queue_ms=5, max_total_ms=9)
+
+
 def test_what_is_left_out_is_left_to_the_server_but_the_request_has_an_id_and_a_seed():
     generation, other = generation_of("Hi", {}), generation_of("Hi", {"request_id": "", "seed": None})
     assert not generation.HasField("skip_special_tokens")

@@ -12,7 +12,7 @@ import pytest
 from process_stack import MODEL, Stack, idle_events, last_idle
 from stream_reader import Reader, wait_until
 
-from tessera.client import ChatMessage, Client, FinishReason, InvalidArgument, NotFound
+from tessera.client import ChatMessage, Client, DeadlineExceeded, FinishReason, InvalidArgument, NotFound
 from tessera.v1 import inference_pb2 as pb
 from tessera.v1.inference_pb2_grpc import InferenceServiceStub
 
@@ -40,6 +40,14 @@ def test_a_prefix_is_shared_within_a_salt(client: Client) -> None:
         return client.generate(prompt, cache_salt=salt, priority=-1, max_tokens=1).finish.usage.cached_tokens
 
     assert [cached(salt) > 0 for salt in ("anna", "bert", "anna")] == [False, False, True]
+
+
+def test_a_request_ends_when_its_time_is_over(client: Client, stack: Stack) -> None:
+    before = len(idle_events(stack))
+    with pytest.raises(DeadlineExceeded) as caught:
+        client.generate(STORY, max_tokens=2000, ignore_eos=True, max_total_ms=400)
+    assert caught.value.details.reason == "MAX_TOTAL_MS"
+    wait_until(lambda: len(idle_events(stack)) > before, "nothing of it goes on")
 
 
 def test_unary_and_stream_agree(client: Client) -> None:

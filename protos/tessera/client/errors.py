@@ -60,7 +60,7 @@ class RequestAborted(TesseraError):
 
 
 class DeadlineExceeded(TesseraError):
-    """`timeout_s` is over; the request was aborted."""
+    """`timeout_s` is over, or the limit that `details.reason` names; the request has ended."""
 
 
 class InternalError(TesseraError):

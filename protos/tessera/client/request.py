@@ -9,7 +9,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from tessera.v1 import inference_pb2 as pb
 
-Body = TypeVar("Body", pb.Generation, pb.Sampling, pb.TokenPrompt)
+Body = TypeVar("Body", pb.Generation, pb.Limits, pb.Sampling, pb.TokenPrompt)
 
 JsonObject = Mapping[str, Any]
 """A JSON object as `json` reads one."""
@@ -71,7 +71,16 @@ class ChatOptions(TypedDict, total=False):
     continue_final_message: bool
 
 
-class GenerateOptions(SamplingOptions, ChatOptions, total=False):
+class LimitOptions(TypedDict, total=False):
+    """How long the request may wait for its first turn, for its first token, and take altogether, on the service's side. What takes longer
+    ends with DeadlineExceeded, whose `details.reason` names the limit."""
+
+    max_queue_ms: int
+    max_first_token_ms: int
+    max_total_ms: int
+
+
+class GenerateOptions(SamplingOptions, ChatOptions, LimitOptions, total=False):
     """Keywords of `generate` and `stream`. `timeout_s` is the deadline of the whole answer; without one it may take for ever.
 
     `request_id` and `seed` are drawn where they are left out, so that an error can always name the request, and the same answer goes on
@@ -97,21 +106,23 @@ def generation_of(prompt: Prompt, options: GenerateOptions) -> pb.Generation:
     letters = [name for name in ("stop", "bad_words") if isinstance(options.get(name), str)]
     if letters:  # a string is a sequence of its letters
         raise TypeError(f"{letters[0]}: a list of strings, not one string")
-    sampling, chat, rest = _sorted_out(options)
+    sampling, chat, limits, rest = _sorted_out(options)
     if not rest.get("request_id"):
         rest["request_id"] = secrets.token_hex(16)
     if sampling.get("seed") is None:
         sampling["seed"] = secrets.randbits(63)
     fields = {**_prompt_fields(prompt, chat), **rest}
+    if limits:
+        fields["limits"] = _message(pb.Limits, limits)
     return _message(pb.Generation, {**fields, "sampling": _message(pb.Sampling, sampling)})
 
 
-def _sorted_out(options: GenerateOptions) -> tuple[dict[str, Any], ChatOptions, dict[str, Any]]:
-    """The sampling parameters, the options of a chat, and what else the body holds."""
-    groups = SamplingOptions.__annotations__.keys(), ChatOptions.__annotations__.keys()
-    sampling, chat = ({name: value for name, value in options.items() if name in group} for group in groups)
-    others = {name: value for name, value in options.items() if name not in {*groups[0], *groups[1], "timeout_s"}}
-    return sampling, cast(ChatOptions, chat), others
+def _sorted_out(options: GenerateOptions) -> tuple[dict[str, Any], ChatOptions, dict[str, Any], dict[str, Any]]:
+    """The sampling parameters, the options of a chat, the limits, and what else the body holds."""
+    groups = [kind.__annotations__.keys() for kind in (SamplingOptions, ChatOptions, LimitOptions)]
+    sampling, chat, limits = ({name: value for name, value in options.items() if name in group} for group in groups)
+    others = {name: value for name, value in options.items() if name not in {"timeout_s"}.union(*groups)}
+    return sampling, cast(ChatOptions, chat), limits, others
 
 
 def _message(kind: type[Body], fields: Mapping[str, Any]) -> Body:

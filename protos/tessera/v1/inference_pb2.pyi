@@ -22,7 +22,7 @@ FINISH_REASON_ABORTED: FinishReason
 FINISH_REASON_ERROR: FinishReason
 
 class Generation(_message.Message):
-    __slots__ = ("model", "request_id", "text", "chat", "tokens", "sampling", "stop", "include_stop_in_output", "skip_special_tokens", "priority", "cache_salt")
+    __slots__ = ("model", "request_id", "text", "chat", "tokens", "sampling", "stop", "include_stop_in_output", "skip_special_tokens", "priority", "cache_salt", "limits")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class Generation(_message.Message):
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     model: str
     request_id: str
     text: str
@@ -45,7 +46,18 @@ class Generation(_message.Message):
     skip_special_tokens: bool
     priority: int
     cache_salt: str
-    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    limits: Limits
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("max_queue_ms", "max_first_token_ms", "max_total_ms")
+    MAX_QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIRST_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    max_queue_ms: int
+    max_first_token_ms: int
+    max_total_ms: int
+    def __init__(self, max_queue_ms: _Optional[int] = ..., max_first_token_ms: _Optional[int] = ..., max_total_ms: _Optional[int] = ...) -> None: ...
 
 class ChatPrompt(_message.Message):
     __slots__ = ("messages", "tools", "template_args", "continue_final_message")

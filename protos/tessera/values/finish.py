@@ -14,6 +14,7 @@ class FinishReason(Enum):
     MAX_TOKENS = "max_tokens"
     MAX_MODEL_LEN = "max_model_len"
     ABORTED = "aborted"
+    DEADLINE = "deadline"
     UNSCHEDULABLE = "unschedulable"
     ERROR = "error"
 
@@ -24,7 +25,8 @@ class Finish:
 
     `output_len` is the number of output tokens that count (the stop token included); later ones were cut.
     `stop_token_id` is set for EOS and STOP_TOKEN, `stop_string` for STOP_STRING, `message` for
-    UNSCHEDULABLE and ERROR (for people; names the limit and the number that broke it).
+    UNSCHEDULABLE, ERROR and DEADLINE (for people; names the limit and the number that broke it).
+    `limit` is set for DEADLINE: the name of the one of `TimeLimits` that was over.
     """
 
     reason: FinishReason
@@ -32,6 +34,7 @@ class Finish:
     stop_token_id: int | None = None
     stop_string: str | None = None
     message: str = ""
+    limit: str = ""
 
     @property
     def label(self) -> str:

@@ -19,6 +19,20 @@ class DetokenizeOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """How long a request may take, milliseconds from its arrival at the scheduler; 0: as long as it takes. Whichever is over first ends it.
+
+    - `max_queue_ms`: until it is first scheduled. `max_first_token_ms`: until its first output token.
+    - `max_total_ms`: until its end. `deadline_ms`: the same, from the deadline of its client's call, so another at every try.
+    """
+
+    max_queue_ms: int = 0
+    max_first_token_ms: int = 0
+    max_total_ms: int = 0
+    deadline_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """One request as a gateway submits it and the journal keeps it. Never mutated.
 
@@ -32,6 +46,7 @@ class Submission:
     - `fork_of`: internal id of the request, no fork itself, whose prompt this one shares, so that it can share its blocks as well; empty:
       none. A hint: without it, or where that request is gone, the tokens are the same.
     - `is_seed_given`: the seed is the client's own, not one that its gateway drew.
+    - `limits`: None where it has none.
     """
 
     request_id: bytes
@@ -45,6 +60,7 @@ class Submission:
     max_model_length: int = 0
     fork_of: bytes = b""
     is_seed_given: bool = False
+    limits: TimeLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)

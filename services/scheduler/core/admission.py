@@ -7,7 +7,7 @@ import numpy as np
 
 from tessera.values.config import Config
 from tessera.values.model import KVGeometry, ModelInfo
-from tessera.values.request import Submission
+from tessera.values.request import Submission, TimeLimits
 
 RETRY_AFTER_MS = 1000
 """When a refused client should try again: about the length of a short answer, so that the queue has moved."""
@@ -117,12 +117,18 @@ def queue_full(prompt_len: int, num_queued: int, tokens_queued: int, config: Con
 def same_body(one: Submission, other: Submission) -> bool:
     """Whether a client asked for the same again, stop strings and text options included. Seeds may differ unless the client gave both: its
     gateway draws one for every try of a client that gives none. The seed of the request that is known counts. `fork_of` may differ too: it
-    names an internal id, which is drawn for every try, and no token depends on it."""
+    names an internal id, which is drawn for every try, and no token depends on it; and the deadline of the call."""
     if one.is_seed_given and other.is_seed_given and one.sampling.seed != other.sampling.seed:
         return False
     return (
         np.array_equal(one.prompt_token_ids, other.prompt_token_ids)
         and replace(one.sampling, seed=0) == replace(other.sampling, seed=0)
         and one.detokenize == other.detokenize
+        and _own_limits(one) == _own_limits(other)
         and (one.priority, one.cache_salt, one.max_model_length) == (other.priority, other.cache_salt, other.max_model_length)
     )
+
+
+def _own_limits(submission: Submission) -> TimeLimits:
+    """Those that are not of its client's call."""
+    return replace(submission.limits or TimeLimits(), deadline_ms=0)

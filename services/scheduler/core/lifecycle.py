@@ -8,6 +8,7 @@ from services.scheduler.core.request_book import RequestBook
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.suspects import Suspects
+from services.scheduler.core.time_limits import TimeLimitQueue
 from services.scheduler.core.waiting_queue import WaitingQueue
 from tessera.values.finish import Finish
 
@@ -15,13 +16,14 @@ from tessera.values.finish import Finish
 class Lifecycle:
     """All requests, the queue, the workers and the suspects, kept in step."""
 
-    __slots__ = ("_num_admissions", "book", "fleet", "suspects", "waiting")
+    __slots__ = ("_num_admissions", "book", "fleet", "limits", "suspects", "waiting")
 
     def __init__(self, queue_order: str = "fcfs") -> None:
         self.book = RequestBook()
         self.waiting = WaitingQueue(queue_order)
         self.fleet = Fleet()
         self.suspects = Suspects()
+        self.limits = TimeLimitQueue()
         self._num_admissions = 0
 
     def next_admission(self) -> int:
@@ -31,8 +33,18 @@ class Lifecycle:
 
     def begin(self, sequence: Sequence) -> None:
         """A new or recovered sequence waits."""
-        self.book.add(sequence)
+        self.enter(sequence)
         self.waiting.push(sequence)
+
+    def enter(self, sequence: Sequence) -> None:
+        """A new or recovered sequence comes in, its limits running; the caller has it wait, or go on in its slot."""
+        self.book.add(sequence)
+        self.limits.add(sequence)
+
+    def end_late(self, now_us: int) -> None:
+        """End every sequence of which a time limit is over."""
+        while (due := self.limits.take_over(now_us)) is not None:
+            self.end(due.sequence, due.finish(), now_us)
 
     def send_back(self, sequence: Sequence) -> None:
         """A running or swapped sequence loses slot and blocks and waits, tokens kept."""
@@ -76,6 +88,7 @@ class Lifecycle:
             self.waiting.remove(sequence)
         sequence.end(finish, now_us)
         self.book.ended(sequence)
+        self.limits.discard(sequence)
         self.suspects.clear((sequence,))
 
     def lose(self, replica: Replica) -> None:
@@ -108,6 +121,7 @@ class Lifecycle:
         self.book.check_integrity()
         self.waiting.check_integrity()
         self.suspects.check_integrity()
+        self.limits.check_integrity()
         for replica in self.fleet:
             replica.check_integrity()
         for sequence in self.book:

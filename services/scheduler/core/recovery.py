@@ -32,7 +32,7 @@ Tokens: TypeAlias = tuple[int, ...]
 StopRule: TypeAlias = Callable[[Submission, Tokens], Finish | None]
 """(submission, its output) -> the earliest stop in that output."""
 
-_TOKENLESS = frozenset({FinishReason.ABORTED, FinishReason.ERROR, FinishReason.UNSCHEDULABLE})
+_TOKENLESS = frozenset({FinishReason.ABORTED, FinishReason.ERROR, FinishReason.UNSCHEDULABLE, FinishReason.DEADLINE})
 """Ends that do not follow from the tokens: they hold whatever the output is."""
 
 

@@ -132,6 +132,10 @@ class Scheduler:
         """End the requests that have waited for `capacity_wait_ms` for a larger worker than there is. Returns what is short; see `CapacityWatch`."""
         return self._capacity.look(now_us)
 
+    def end_late(self, now_us: int) -> None:
+        """End the requests of which a limit of `TimeLimits` is over."""
+        self._lifecycle.end_late(now_us)
+
     # -- workers
 
     def attach_worker(self, name: str, report: WorkerReport, now_us: int) -> None:

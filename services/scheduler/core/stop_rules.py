@@ -118,7 +118,7 @@ def _either(one: frozenset[int], other: frozenset[int]) -> frozenset[int]:
 
 
 _CAPS = frozenset({FinishReason.MAX_TOKENS, FinishReason.MAX_MODEL_LEN})
-_MARKS = frozenset({FinishReason.ABORTED, FinishReason.UNSCHEDULABLE, FinishReason.ERROR})
+_MARKS = frozenset({FinishReason.ABORTED, FinishReason.UNSCHEDULABLE, FinishReason.ERROR, FinishReason.DEADLINE})
 
 
 def stop_string_wins(output_len: int, finish: Finish) -> bool:

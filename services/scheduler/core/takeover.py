@@ -119,7 +119,7 @@ def restore(lifecycle: Lifecycle, config: Config, recovered: Recovered, reports:
             lifecycle.end(sequence, item.finish, now_us)
             sequence.timings = item.timings
         elif item.adoption is not None and _can_adopt(sequence, item.adoption, reports, shared):
-            lifecycle.book.add(sequence)
+            lifecycle.enter(sequence)
             sequence.admission = lifecycle.next_admission()
             held[item.adoption.worker].append((sequence, item.adoption.slot))
         else:

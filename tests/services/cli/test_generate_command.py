@@ -162,7 +162,7 @@ def test_everything_of_a_chat_reaches_the_gateway(run_async: RunAsync, tmp_path:
     gateway, tools = ScriptedGateway(), tmp_path / "tools.json"
     tools.write_text('[{"type": "function"}]')
     chat = ("--tools", str(tools), "--template-arg", "thinking=false", "--template-arg", "mood=kind", "--prefill", "Well, ")
-    status, _, err = ask(run_async, gateway, "Why?", *chat, "--priority", "-3", "--cache-salt", "mine")
+    status, _, err = ask(run_async, gateway, "Why?", *chat, "--priority", "-3", "--cache-salt", "mine", "--max-queue-ms", "9")
     assert status == 0, err
     (asked,) = gateway.asked
     expected = {
@@ -172,7 +172,7 @@ def test_everything_of_a_chat_reaches_the_gateway(run_async: RunAsync, tmp_path:
         "continue_final_message": True,
     }
     assert asked.chat == json_format.ParseDict(expected, inference_pb2.ChatPrompt())
-    assert (asked.priority, asked.cache_salt) == (-3, "mine")
+    assert (asked.priority, asked.cache_salt, asked.limits) == (-3, "mine", inference_pb2.Limits(max_queue_ms=9))
     tools.write_text("{}")
     assert ask(run_async, gateway, "Why?", *chat)[0] == 2
 

@@ -11,6 +11,7 @@ from grpc_status import rpc_status
 
 from tessera.v1 import inference_pb2 as pb
 from tessera.values.finish import Finish, FinishReason
+from tessera.values.request import TimeLimits
 from tessera.values.sampling import SamplingParams
 from tessera.values.session import Abort, LengthChanged, Rejected, RejectReason, Submit
 
@@ -44,6 +45,9 @@ BAD = [
     ({"chat": pb.ChatPrompt(messages=CHAT.messages, template_args=struct(x=float("inf")))}, "generation.chat.template_args"),
     ({"chat": pb.ChatPrompt(messages=CHAT.messages, template_args=struct(_x=1))}, "generation.chat.template_args['_x']"),
     ({"cache_salt": "x" * 129}, "generation.cache_salt"),
+    ({"limits": pb.Limits(max_queue_ms=0)}, "generation.limits.max_queue_ms"),
+    ({"limits": pb.Limits(max_first_token_ms=2**31)}, "generation.limits.max_first_token_ms"),
+    ({"limits": pb.Limits(max_total_ms=2**32 - 1)}, "generation.limits.max_total_ms"),
     ({"tokens": pb.TokenPrompt()}, "generation.tokens.token_ids"),
     ({"tokens": pb.TokenPrompt(token_ids=[1, 49152])}, "generation.tokens.token_ids[1]"),
     ({"tokens": pb.TokenPrompt(token_ids=[1] * MAX_MODEL_LEN)}, "generation.tokens.token_ids"),
@@ -95,6 +99,30 @@ def test_bad_input_names_the_field_and_its_neighbour_goes_on(run_async, house):
             end.send(output(submit, 0, [504], max_tokens(1)))
             assert [i for piece in await read_all(neighbour) for i in piece.token_ids] == [504]
             assert end.nothing_heard()
+
+    run_async(scenario())
+
+
+@pytest.mark.parametrize(("limit", "reason"), [("max_first_token_ms", "MAX_FIRST_TOKEN_MS"), ("deadline_ms", "DEADLINE")])
+def test_a_limit_that_is_over_ends_the_call_after_what_had_come(run_async, house, limit, reason):
+    async def scenario():
+        async with house() as h:
+            end = await h.session()
+            generation = pb.Generation(text="Hello")
+            call = h.stub.StreamGenerate(pb.StreamGenerateRequest(generation=generation), timeout=30)
+            submit = await end.hear(Submit)
+            assert 0 < submit.submission.limits.deadline_ms <= 30_000
+            end.send(output(submit, 0, [504]))
+            end.send(output(submit, 1, [], Finish(FinishReason.DEADLINE, 1, message="too slow", limit=limit)))
+            token_ids = []
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for piece in call:
+                    token_ids += piece.token_ids
+            error = caught.value
+            assert token_ids == [504]
+            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert error.details() == f"{limit}: too slow"
+            assert reason_and_fields(error) == (reason, [])
 
     run_async(scenario())
 
@@ -175,6 +203,7 @@ def test_what_is_asked_reaches_the_scheduler(run_async, house, tokenizer):
                 skip_special_tokens=False,
                 priority=-4,
                 cache_salt="a tenant",
+                limits=pb.Limits(max_queue_ms=1, max_first_token_ms=2, max_total_ms=3),
                 **sampling(
                     temperature=0,
                     top_p=0.5,
@@ -211,6 +240,7 @@ def test_what_is_asked_reaches_the_scheduler(run_async, house, tokenizer):
             )
             assert submission.client_request_id == "mine"
             assert (submission.priority, submission.cache_salt) == (-4, "a tenant")
+            assert submission.limits == TimeLimits(1, 2, 3)
             options = submission.detokenize
             assert (options.stop_strings, options.include_stop_in_output, options.skip_special_tokens) == (
                 ("a", "b"),

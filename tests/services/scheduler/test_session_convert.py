@@ -14,7 +14,7 @@ from tessera.values.finish import Finish, FinishReason
 from tessera.values.identity import NO_EPOCH, Epoch
 from tessera.values.logprobs import Logprobs
 from tessera.values.model import ModelInfo
-from tessera.values.request import DetokenizeOptions, RequestOutput, RequestTimings, Submission
+from tessera.values.request import DetokenizeOptions, RequestOutput, RequestTimings, Submission, TimeLimits
 from tessera.values.sampling import SEED_MAX, SamplingParams
 from tessera.values.session import (
     Abort,
@@ -51,6 +51,7 @@ SUBMISSION = Submission(
     max_model_length=2**32 - 1,
     fork_of=OTHER_ID,
     is_seed_given=True,
+    limits=TimeLimits(1, 2, 3, 2**31 - 1),
 )
 PLAIN = Submission(bytes(16), np.array([1], np.int32), SamplingParams(0))
 

@@ -122,7 +122,7 @@ class Submit(_message.Message):
     def __init__(self, submission: _Optional[_Union[Submission, _Mapping]] = ..., subscriber: _Optional[int] = ..., received_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "detokenize", "client_request_id", "principal", "priority", "cache_salt", "max_model_length", "fork_of", "is_seed_given")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "detokenize", "client_request_id", "principal", "priority", "cache_salt", "max_model_length", "fork_of", "is_seed_given", "limits")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,7 @@ class Submission(_message.Message):
     MAX_MODEL_LENGTH_FIELD_NUMBER: _ClassVar[int]
     FORK_OF_FIELD_NUMBER: _ClassVar[int]
     IS_SEED_GIVEN_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     request_id: bytes
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _types_pb2.SamplingParams
@@ -145,7 +146,20 @@ class Submission(_message.Message):
     max_model_length: int
     fork_of: bytes
     is_seed_given: bool
-    def __init__(self, request_id: _Optional[bytes] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., detokenize: _Optional[_Union[DetokenizeOptions, _Mapping]] = ..., client_request_id: _Optional[str] = ..., principal: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_model_length: _Optional[int] = ..., fork_of: _Optional[bytes] = ..., is_seed_given: _Optional[bool] = ...) -> None: ...
+    limits: TimeLimits
+    def __init__(self, request_id: _Optional[bytes] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., detokenize: _Optional[_Union[DetokenizeOptions, _Mapping]] = ..., client_request_id: _Optional[str] = ..., principal: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_model_length: _Optional[int] = ..., fork_of: _Optional[bytes] = ..., is_seed_given: _Optional[bool] = ..., limits: _Optional[_Union[TimeLimits, _Mapping]] = ...) -> None: ...
+
+class TimeLimits(_message.Message):
+    __slots__ = ("max_queue_ms", "max_first_token_ms", "max_total_ms", "deadline_ms")
+    MAX_QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIRST_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    max_queue_ms: int
+    max_first_token_ms: int
+    max_total_ms: int
+    deadline_ms: int
+    def __init__(self, max_queue_ms: _Optional[int] = ..., max_first_token_ms: _Optional[int] = ..., max_total_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class DetokenizeOptions(_message.Message):
     __slots__ = ("stop_strings", "include_stop_in_output", "skip_special_tokens")

@@ -19,6 +19,7 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_ABORTED: _ClassVar[FinishReason]
     FINISH_REASON_UNSCHEDULABLE: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
+    FINISH_REASON_DEADLINE: _ClassVar[FinishReason]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_STOP_SEQUENCE: FinishReason
@@ -29,6 +30,7 @@ FINISH_REASON_MAX_MODEL_LEN: FinishReason
 FINISH_REASON_ABORTED: FinishReason
 FINISH_REASON_UNSCHEDULABLE: FinishReason
 FINISH_REASON_ERROR: FinishReason
+FINISH_REASON_DEADLINE: FinishReason
 
 class Epoch(_message.Message):
     __slots__ = ("number", "instance")
@@ -107,18 +109,20 @@ class TokenSequence(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("reason", "output_len", "stop_token_id", "stop_string", "message")
+    __slots__ = ("reason", "output_len", "stop_token_id", "stop_string", "message", "limit")
     REASON_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_LEN_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     output_len: int
     stop_token_id: int
     stop_string: str
     message: str
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., output_len: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    limit: str
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., output_len: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., message: _Optional[str] = ..., limit: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "bos_token_id", "tokenizer_digest", "weights_digest")

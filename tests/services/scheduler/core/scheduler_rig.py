@@ -20,7 +20,7 @@ from tessera.values.sampling import SamplingParams
 
 WORKER = "worker:1"
 CONFIG = Config(max_num_seqs=8, max_num_batched_tokens=64)
-REQUEST_FIELDS = ("priority", "cache_salt", "max_model_length", "fork_of", "is_seed_given")
+REQUEST_FIELDS = ("priority", "cache_salt", "max_model_length", "fork_of", "is_seed_given", "limits")
 IGNORE_EOS = SamplingParams(seed=7, temperature=0.0, ignore_eos=True)
 
 

@@ -19,6 +19,7 @@ from services.scheduler.core.admission import (
 from tessera.values.config import Config
 from tessera.values.finish import FinishReason
 from tessera.values.model import KVGeometry, WorkerLimits
+from tessera.values.request import TimeLimits
 
 
 def numbers(count: int, first: int = 10) -> list[int]:
@@ -225,15 +226,17 @@ def test_a_clients_id_is_unique_while_it_lives() -> None:
     rig.assert_as_alone(4)
 
 
-@pytest.mark.parametrize("other", [{"priority": 2}, {"cache_salt": "b"}, {"max_model_length": 31}])
+@pytest.mark.parametrize("other", [{"priority": 2}, {"cache_salt": "b"}, {"max_model_length": 31}, {"limits": TimeLimits(6)}])
 def test_another_order_namespace_or_cap_is_another_body(other: dict[str, Any]) -> None:
     rig = small_pool(20)
     asked: dict[str, Any] = {"max_tokens": 4, "priority": 1, "cache_salt": "a", "max_model_length": 30}
+    asked["limits"] = TimeLimits(5, deadline_ms=100)
     rig.submit(1, numbers(5), client_request_id="x", fork_of=b"p" * 16, **asked)
     refused = rig.try_submit(2, numbers(5), client_request_id="x", fork_of=b"p" * 16, **(asked | other))
     assert isinstance(refused, Refused) and refused.reason is RefusalReason.ALREADY_EXISTS
+    asked["limits"] = TimeLimits(5, deadline_ms=50)
     again = rig.try_submit(3, numbers(5), client_request_id="x", fork_of=b"q" * 16, **asked)
-    assert again == Known((1).to_bytes(16, "big"), 0), "ids are drawn anew for every try"
+    assert again == Known((1).to_bytes(16, "big"), 0), "ids are drawn anew for every try, and its call has another deadline"
 
 
 def test_the_head_of_the_queue_is_never_passed() -> None:
