@@ -9,7 +9,7 @@ VENV ?= .venv
 # AITER's tests want other versions of things, so they have an environment of their own.
 VENV_AITER ?= .venv-aiter
 # The extras of pyproject.toml that VENV gets.
-EXTRAS ?= worker,local,dev
+EXTRAS ?= worker,local,http,dev
 # One torch release for everybody, so that the figures and the near ties of one machine mean something on another. It is
 # installed by itself, first, so that nothing after it picks another build. Empty keeps the torch that is in VENV already
 # (ROCm's, say). May carry options: TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'

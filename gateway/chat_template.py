@@ -24,7 +24,7 @@ _FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, A
 class ChatTemplate:
     """A compiled template. Immutable. It runs in Jinja's sandbox: it comes with the model's files and is not trusted."""
 
-    __slots__ = ("_special_texts", "_template")
+    __slots__ = ("_special_texts", "_template", "source")
 
     def __init__(self, source: str, special_texts: Mapping[str, str]) -> None:
         """`special_texts` are the variables `bos_token`, `eos_token`, ... Raises TokenizerError where `source` is no template."""
@@ -37,6 +37,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise TokenizerError(f"the model's chat template cannot be compiled: line {error.lineno}: {error}") from error
         self._special_texts = dict(special_texts)
+        self.source = source
 
     def render(self, conversation: Conversation, bytes_max: int, add_generation_prompt: bool = True) -> str:
         """The prompt text, with the opening of the assistant's turn where asked, or up to the end of the last message's content where

@@ -57,6 +57,11 @@ class Tokenizer:
         """The text of `token_ids`; ids that name no token add nothing."""
         return decode(self.vocabulary, token_ids, skip_special_tokens)
 
+    def to_json(self) -> str:
+        """What a tokenizer.json of this tokenizer holds, whatever it was loaded from."""
+        text: str = self._backend.to_str()
+        return text
+
     def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
         """A fresh incremental decoder for one request."""
         return Detokenizer(self.vocabulary, skip_special_tokens)

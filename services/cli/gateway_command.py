@@ -14,6 +14,9 @@ _TEXTS = {
     ),
     "model": Text("The model of the scheduler's workers: its tokenizer and chat template are read here too.", "MODEL"),
     "listen": Text("Where clients connect. Port 0 takes a free one.", "HOST:PORT"),
+    "engine_listen": Text(
+        "Serve vllm.grpc.engine.VllmEngine here as well, in plain text, for a gateway such as smg. Empty: nowhere.", "HOST:PORT"
+    ),
     "receive_bytes_max": Text("Largest request; a larger one is refused (RESOURCE_EXHAUSTED).", "BYTES"),
     "scheduler_wait_ms": Text("How long a request waits for a scheduler before it is UNAVAILABLE.", "MS"),
     "heartbeat_ms": Text("A scheduler silent for three of these is connected to again.", "MS"),

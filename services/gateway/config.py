@@ -14,12 +14,13 @@ class GatewayConfig:
     `scheduler` are all schedulers of one group (see `services.rpc.addresses`); whichever leads is listened to. `model` is what the worker
     was started with: a directory, a GGUF file or a known name. `listen` may have port 0: the bound address goes to the log and to
     `ready_file` (JSON with `address`) once the gateway answers. It answers health before there is a scheduler; the service's own
-    name is SERVING while a session stands.
+    name is SERVING while a session stands. With `engine_listen` the ready file has `engine_address` too.
     """
 
     scheduler: tuple[str, ...]
     model: str
     listen: str = "127.0.0.1:50051"
+    engine_listen: str = ""  # where vllm.grpc.engine.VllmEngine is served as well, for gateways that speak it; empty: nowhere
     receive_bytes_max: int = 16 << 20  # largest request
     scheduler_wait_ms: int = 10_000  # how long a new request waits for a scheduler before it is UNAVAILABLE
     heartbeat_ms: int = 500  # a session silent for three of these is opened again

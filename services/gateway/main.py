@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gateway.tokenizer_source import load_tokenizer
 from services.gateway.config import GatewayConfig
+from services.gateway.engine_protocol import check_installed
 from services.gateway.running_calls import RunningCalls
 from services.gateway.servicer import SERVICE_NAME, InferenceServicer
 from services.gateway.session import SchedulerSession
@@ -29,17 +30,21 @@ CONNECTION_AGE_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A gateway that answers. `sessions` is the task that keeps the session up: it ends only by a bug."""
+    """A gateway that answers. `sessions` is the task that keeps the session up: it ends only by a bug. `engine_address`: that of the
+    engine's port, empty without one."""
 
     address: str
     session: SchedulerSession
     sessions: asyncio.Task[None]
+    engine_address: str = ""
 
 
 @asynccontextmanager
 async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
     """A gateway for as long as the body runs, then drained. Raises ModelError or TokenizerError where the model cannot be used,
-    BindError where the address cannot be listened on."""
+    BindError where an address cannot be listened on, ConfigError where the engine's protocol is not installed."""
+    if config.engine_listen:
+        check_installed()
     tokenizer = await asyncio.to_thread(load_tokenizer, locate(config.model))
     server = RpcServer(
         ServerConfig(
@@ -50,23 +55,33 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
         )
     )
 
+    services = {SERVICE_NAME: server}
+
     def standing(ready: bool) -> None:
-        server.health.set_ready(SERVICE_NAME, ready)
+        for name, serves in services.items():
+            serves.health.set_ready(name, ready)
 
     session = SchedulerSession(config, tokenizer, standing)
     calls = RunningCalls(config.max_concurrent_requests, session.live)
     servicer = InferenceServicer(session, calls, config.scheduler_wait_ms / 1000)
     server.add(inference_pb2_grpc.add_InferenceServiceServicer_to_server, servicer, SERVICE_NAME, ready=False)
-    address = await server.start()
+    others: dict[str, str] = {}
+    if config.engine_listen:
+        from services.gateway.vllm_engine import port  # here: the protocol is an extra
+
+        services[port.SERVICE_NAME] = engine = port.engine_server(config, session, calls)
+        others["engine_address"] = await engine.start()
+    address = await server.start(others=others)
     sessions = asyncio.create_task(session.run())
     try:
-        yield Gateway(address, session, sessions)
+        yield Gateway(address, session, sessions, others.get("engine_address", ""))
     finally:
-        server.health.drain()
+        for serves in services.values():
+            serves.health.drain()
         session.drain()
         await calls.all_ended(0 if sessions.done() else config.drain_grace_s)
         await _end_streams(session)
-        await server.stop(STATUS_S)
+        await asyncio.gather(*(serves.stop(STATUS_S) for serves in services.values()))
         await session.close()
         sessions.cancel()
         await asyncio.wait((sessions,))

@@ -68,6 +68,10 @@ class DeadlineExceeded(ServiceError):
     """It took longer than its caller allowed."""
 
 
+class Unimplemented(ServiceError):
+    """A method that another server of this service may have, and this one has not."""
+
+
 class RetryableError(ServiceError):
     """It can work later: `retry_after_ms` milliseconds from now is a good time; 0 means there is no telling."""
 

@@ -13,7 +13,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,24 +82,24 @@ class RpcServer:
         self._names.append(name)
         self.health.set_ready(name, ready)
 
-    async def start(self, announce: bool = True) -> str:
+    async def start(self, announce: bool = True, others: Mapping[str, str] | None = None) -> str:
         """Listen and answer. Returns the address with the port that was bound. Raises BindError. A role that answers health before it
-        can serve passes `announce` False and calls `announce` later."""
+        can serve passes `announce` False and calls `announce` later. `others`: see `announce`."""
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         add_reflection(self._server, (*self._names, _HEALTH_NAME))
         address = self._bind()
         await self._server.start()
         if announce:
-            self.announce(address)
+            self.announce(address, others)
         _log.info("listening", address=address)
         return address
 
-    def announce(self, address: str) -> None:
-        """Write the ready file, where one is configured. Raises BindError where that cannot be."""
+    def announce(self, address: str, others: Mapping[str, str] | None = None) -> None:
+        """Write the ready file, where one is configured; `others` are further addresses, by name. Raises BindError where that cannot be."""
         if self._config.ready_file is None:
             return
         try:
-            _write_whole(self._config.ready_file, json.dumps({"address": address}) + "\n")
+            _write_whole(self._config.ready_file, json.dumps({"address": address, **(others or {})}) + "\n")
         except OSError as error:
             raise BindError(f"cannot write ready_file {self._config.ready_file}: {error.strerror}") from error
 

@@ -29,6 +29,7 @@ _CODES: dict[type[errors.ServiceError], grpc.StatusCode] = {
     errors.Aborted: grpc.StatusCode.ABORTED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.Internal: grpc.StatusCode.INTERNAL,
+    errors.Unimplemented: grpc.StatusCode.UNIMPLEMENTED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
 }

@@ -1,0 +1,19 @@
+"""The engine's port: a server of its own, in plain text, since the gateways that speak this protocol know no other."""
+
+from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
+
+from services.gateway.config import GatewayConfig
+from services.gateway.running_calls import RunningCalls
+from services.gateway.session import SchedulerSession
+from services.gateway.vllm_engine.servicer import VllmEngineServicer
+from services.rpc.server import RpcServer, ServerConfig
+
+SERVICE_NAME: str = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"].full_name
+
+
+def engine_server(config: GatewayConfig, session: SchedulerSession, calls: RunningCalls) -> RpcServer:
+    """The server, not started yet. Session and limits are those of the public API."""
+    server = RpcServer(ServerConfig(config.engine_listen, receive_bytes_max=config.receive_bytes_max))
+    servicer = VllmEngineServicer(config, session, calls)
+    server.add(vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server, servicer, SERVICE_NAME, ready=False)
+    return server

@@ -1,0 +1,178 @@
+"""The engine as other gateways see it. Requests are checked, numbered, limited and ended as those of the public API are."""
+
+import asyncio
+import hashlib
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+from smg_grpc_proto import vllm_engine_pb2 as pb
+from smg_grpc_proto import vllm_engine_pb2_grpc
+from smg_grpc_proto.generated import common_pb2
+
+from gateway.delta import Delta, join_deltas
+from gateway.errors import GatewayError
+from gateway.output_stream import OutputStream
+from gateway.tokenizer_bundle import tokenizer_bundle
+from services.gateway.config import GatewayConfig
+from services.gateway.refusals import refusal_of
+from services.gateway.request_stream import RequestStream
+from services.gateway.running_calls import RunningCalls
+from services.gateway.servicer import INLINE_BYTES_MAX
+from services.gateway.session import SchedulerSession, Served
+from services.gateway.vllm_engine import convert_answer
+from services.gateway.vllm_engine.convert_request import PROMPT_FIELDS, submission_from_proto
+from services.rpc.errors import ServiceError, Unimplemented
+from tessera.values.known_models import locate
+
+PRINCIPAL = ""
+"""Whose requests these are: whoever reaches this port speaks for all of its users."""
+
+CHUNK_BYTES = 64 << 10
+
+
+class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
+    """`Generate`, `Abort`, and what a gateway asks to know the engine. A client that is gone takes its request along: nobody resumes here."""
+
+    def __init__(self, config: GatewayConfig, session: SchedulerSession, calls: RunningCalls) -> None:
+        self._config = config
+        self._session = session
+        self._calls = calls
+        self._wait_s = config.scheduler_wait_ms / 1000
+        self._path = str(locate(config.model))
+        self._began_s = time.monotonic()
+        self._last_request_s = 0.0  # Unix time
+
+    async def Generate(self, request: Any, context: Any) -> None:
+        """Chunks and one `complete`, or, where `stream` is not set, the `complete` alone with everything."""
+        self._last_request_s = time.time()
+        with self._calls.one(is_resume=False):
+            stream = await self._start(request)
+            try:
+                await (_send_pieces(stream, context) if request.stream else _send_whole(stream, context))
+            finally:
+                self._session.abort(stream)  # a no-op once it has ended
+
+    async def Abort(self, request: Any, context: Any) -> Any:
+        """Their streams end with `abort`; ids that are not known are none to end."""
+        for request_id in request.request_ids:
+            for stream in self._session.live.of_client(PRINCIPAL, request_id):
+                self._session.abort(stream)
+        return pb.AbortResponse()
+
+    async def HealthCheck(self, request: Any, context: Any) -> Any:
+        """Healthy while a scheduler leads that serves this gateway's model."""
+        try:
+            await self._session.connected(0)
+        except ServiceError as error:
+            return pb.HealthCheckResponse(healthy=False, message=error.message)
+        return pb.HealthCheckResponse(healthy=True, message="serving")
+
+    async def GetModelInfo(self, request: Any, context: Any) -> Any:
+        """What is served."""
+        return convert_answer.model_info_to_proto(await self._served(), self._path)
+
+    async def GetServerInfo(self, request: Any, context: Any) -> Any:
+        """This gateway as an engine: one rank, whatever stands behind it."""
+        return pb.GetServerInfoResponse(
+            active_requests=len(self._session.live),
+            last_receive_timestamp=self._last_request_s,
+            uptime_seconds=time.monotonic() - self._began_s,
+            server_type="tessera",
+            data_parallel_size=1,
+        )
+
+    async def GetLoads(self, request: Any, context: Any) -> Any:
+        """What runs through this gateway; a request waits until its first token."""
+        if request.HasField("dp_rank") and request.dp_rank:
+            return pb.GetLoadsResponse(timestamp=_now(), dp_rank_count=1)
+        num_total = len(self._session.live)
+        num_running = sum(stream.num_tokens > 0 for stream in self._session.live)
+        load = pb.SchedulerLoad(
+            num_running_reqs=num_running,
+            num_waiting_reqs=num_total - num_running,
+            num_total_reqs=num_total,
+            max_running_requests=self._config.max_concurrent_requests,
+            utilization=num_total / self._config.max_concurrent_requests,
+        )
+        return pb.GetLoadsResponse(timestamp=_now(), dp_rank_count=1, loads=[load])
+
+    async def GetTokenizer(self, request: Any, context: Any) -> None:
+        """The tokenizer's files as a zip in pieces, its sha256 with the last."""
+        served = await self._served()
+        data = await asyncio.to_thread(tokenizer_bundle, served.model)
+        for begin in range(0, len(data), CHUNK_BYTES):
+            chunk = common_pb2.GetTokenizerChunk(data=data[begin : begin + CHUNK_BYTES])
+            if begin + CHUNK_BYTES >= len(data):
+                chunk.sha256 = hashlib.sha256(data).hexdigest()
+            await context.write(chunk)
+
+    async def SubscribeKvEvents(self, request: Any, context: Any) -> None:
+        """Not offered: who routes by prefix falls back on what it sent here before."""
+        _not_offered("SubscribeKvEvents")
+
+    async def Embed(self, request: Any, context: Any) -> Any:
+        """Not offered."""
+        _not_offered("Embed")
+
+    async def FlushCache(self, request: Any, context: Any) -> Any:
+        """Not offered."""
+        _not_offered("FlushCache")
+
+    async def StartProfile(self, request: Any, context: Any) -> Any:
+        """Not offered."""
+        _not_offered("StartProfile")
+
+    async def StopProfile(self, request: Any, context: Any) -> Any:
+        """Not offered."""
+        _not_offered("StopProfile")
+
+    async def _served(self) -> Served:
+        return await self._session.served(self._wait_s)
+
+    async def _start(self, request: Any) -> RequestStream:
+        """Check a request and hand it to the scheduler. The caller ends what this returns; nothing is awaited in between."""
+        served = await self._served()
+        is_light = request.ByteSize() <= INLINE_BYTES_MAX
+        try:
+            stream = _checked(request, served) if is_light else await asyncio.to_thread(_checked, request, served)
+        except GatewayError as error:
+            raise refusal_of(error) from error
+        await self._session.connected(self._wait_s)
+        self._session.submit(stream)
+        return stream
+
+
+def _checked(request: Any, served: Served) -> RequestStream:
+    max_request_len = min(served.max_request_len, served.model.info.max_model_len)
+    submission = submission_from_proto(request, served.model, max_request_len, PRINCIPAL)
+    output = OutputStream(served.model.tokenizer, submission.detokenize)
+    return RequestStream(submission, output, PROMPT_FIELDS[request.WhichOneof("input")])
+
+
+async def _send_pieces(stream: RequestStream, context: Any) -> None:
+    finished = False
+    while not finished:
+        delta = await stream.next_delta()
+        finished = delta.finish is not None
+        if delta.token_ids:
+            await context.write(convert_answer.chunk_to_proto(stream.submission, delta))
+        if finished:
+            end = replace(delta, token_ids=(), logprobs=None, prompt_logprobs=None)
+            await context.write(convert_answer.end_to_proto(stream.submission, end))
+
+
+async def _send_whole(stream: RequestStream, context: Any) -> None:
+    deltas: list[Delta] = []
+    while not deltas or deltas[-1].finish is None:
+        deltas.append(await stream.next_delta())
+    await context.write(convert_answer.end_to_proto(stream.submission, join_deltas(deltas)))
+
+
+def _not_offered(method: str) -> NoReturn:
+    raise Unimplemented(f"{method} is not offered here", reason="NOT_OFFERED", metadata={"method": method})
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
