@@ -8,10 +8,10 @@ import grpc
 import psutil
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from role_process import RoleProcess, free_ports
 
 from services.scheduler.store.embedded_redis import EmbeddedRedis
 from services.scheduler.terms import SERVICE_NAME as SCHEDULER_SERVICE
+from tests.system.role_process import RoleProcess, free_ports
 
 HEALTH_TIMEOUT_S = 0.5
 
