@@ -9,6 +9,7 @@ import structlog
 import torch
 
 from model_worker.device_memory import TorchDeviceMemory
+from model_worker.device_race import rehearse
 from model_worker.gpu_memory import GPUMemory
 from model_worker.graphs.device_recorder import DeviceRecorder
 from model_worker.graphs.graphed_model import GraphedModel
@@ -116,7 +117,7 @@ class ModelPart:
 
         def run_largest() -> None:
             for batch in largest:
-                model.forward(batch, kv)
+                rehearse(model.forward(batch, kv))
 
         return profile.measure(
             lambda: model.forward(build_dummy_batch(one, one, 1, kv), kv), run_largest, lambda: self.recorded(kv)

@@ -177,3 +177,9 @@ def test_where_the_cut_of_top_p_could_be_one_token_further_the_host_decides(top_
         exact = np.array([running[cut - 1] / top_p])
         assert top_p_reach(tops, best, draws, exact).tolist() == [601]
     assert top_p_reach(tops, best, draws, np.array([mass])).tolist() == [4]
+
+
+@pytest.mark.parametrize("logit", [0.0, 1.0, torch.nan, torch.inf])
+@pytest.mark.usefixtures("far")
+def test_a_rehearsal_takes_whatever_logits_there_are(logit: float) -> None:
+    device_race.rehearse(torch.full((3, VOCAB), logit).to(FAR))

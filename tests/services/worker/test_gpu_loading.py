@@ -93,8 +93,10 @@ def outputs(engine: Engine, drafts: int = 0) -> list[list[int]]:
 
 
 @pytest.mark.usefixtures("use_gpu")
-def test_a_worker_on_a_gpu_takes_what_is_left_and_records_its_decodes(tmp_path: Path) -> None:
+def test_a_worker_on_a_gpu_takes_what_is_left_and_records_its_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = WorkerConfig(model=made("LlamaForCausalLM", tmp_path), swap_bytes=1 << 17, **LIMITS)
+    rehearsed: list[int] = []
+    monkeypatch.setattr(model_part, "rehearse", lambda logits: rehearsed.append(len(logits)))
     with structlog.testing.capture_logs() as logs:
         engine = load_engine(config)
     token_bytes = 3 * 2 * 2 * 24 * 4
@@ -107,6 +109,7 @@ def test_a_worker_on_a_gpu_takes_what_is_left_and_records_its_decodes(tmp_path: 
         "every rank gives its KV pool 3 MiB, the least of 1: that of rank 0",
     ]
     assert [line["rows"] for line in logs if line["event"] == "decodes are recorded"] == [(1, 2, 4)] * 2
+    assert rehearsed and max(rehearsed) == LIMITS["max_num_seqs"], "tokens are drawn there too"
     assert not engine._kv.block(engine._kv.null_block).any()
     assert outputs(engine) == outputs(on_cpu(config))
     content = engine.read_blocks([0])[0]
