@@ -1,12 +1,12 @@
 """AITER's Triton norms and activation, in the interpreter, against float32."""
 
 import pytest
-import torch
 from torch.nn import functional
 
 from model_worker.kernels.aiter.library import AiterUnavailable
 from model_worker.kernels.aiter.triton_calls import TritonCalls
 from tests.aiter import references
+from tests.aiter.checkout import CHECKOUT
 from tests.aiter.references import BFLOAT16_STEP, error, normal
 
 EPS = 1e-6
@@ -35,7 +35,12 @@ def test_layer_norm(triton_calls: TritonCalls) -> None:
     assert error(triton_calls.layer_norm(x, weight, bias, EPS), expected) < NORM_ERROR_MAX
 
 
-def test_silu_and_mul_is_missing_in_the_published_wheel_and_said_so(triton_calls: TritonCalls) -> None:
-    assert not triton_calls.has_silu_and_mul
-    with pytest.raises(AiterUnavailable, match="fused_silu_mul"):
-        triton_calls.silu_and_mul(torch.ones(2, 8))
+def test_silu_and_mul_which_the_published_wheel_has_not(triton_calls: TritonCalls) -> None:
+    x = normal(5, 2 * 96, seed=1)
+    assert triton_calls.has_silu_and_mul == (CHECKOUT is not None)
+    if CHECKOUT is None:
+        with pytest.raises(AiterUnavailable, match="fused_silu_mul"):
+            triton_calls.silu_and_mul(x)
+        return
+    gate, linear = x.float().chunk(2, -1)
+    assert error(triton_calls.silu_and_mul(x), functional.silu(gate) * linear) < NORM_ERROR_MAX

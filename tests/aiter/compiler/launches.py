@@ -1,4 +1,4 @@
-"""Every Triton kernel of AITER that we launch, at the shapes of real models: tensors without memory, on torch's meta device.
+"""Every Triton kernel of AITER that we launch, at the shapes of real models: tensors without memory.
 
 A step of 32 decoding rows and a prefill of 2,048 tokens, since AITER chooses tiles by the number of tokens. Sizes are the models' own.
 """
@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.aiter.triton_calls import KVCache, PagedRows, Scaled, SortedTokens, TritonCalls
+from tests.aiter.checkout import CHECKOUT
+
+DEVICE = "meta" if CHECKOUT is None else "cpu"
+"""AITER's head launches nothing for meta tensors; on the CPU, memory that nothing touches is none either."""
 
 DECODE, PREFILL = 32, 2048
 BLOCK_SIZE, BLOCKS, CONTEXT = 16, 4096, 2048
@@ -40,23 +44,23 @@ Launch = Callable[[TritonCalls], object]
 
 
 def bf16(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    return torch.empty(shape, dtype=torch.bfloat16, device=DEVICE)
 
 
 def f32(*shape: int) -> Tensor:
-    return torch.empty(shape, device="meta")
+    return torch.empty(shape, device=DEVICE)
 
 
 def i32(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.int32, device="meta")
+    return torch.empty(shape, dtype=torch.int32, device=DEVICE)
 
 
 def i64(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.int64, device="meta")
+    return torch.empty(shape, dtype=torch.int64, device=DEVICE)
 
 
 def fp8(calls: TritonCalls, *shape: int) -> Tensor:
-    return torch.empty(shape, dtype=calls.library.fp8, device="meta")
+    return torch.empty(shape, dtype=calls.library.fp8, device=DEVICE)
 
 
 def cache(calls: TritonCalls, model: Model, is_fp8: bool) -> KVCache:
