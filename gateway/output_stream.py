@@ -21,7 +21,7 @@ from tessera.values.request import DetokenizeOptions, RequestOutput
 
 _STOP_TOKEN_REASONS = (FinishReason.EOS, FinishReason.STOP_TOKEN)
 
-_CUT_SHORT_REASONS = (FinishReason.ABORTED, FinishReason.ERROR, FinishReason.UNSCHEDULABLE)
+_CUT_SHORT_REASONS = (FinishReason.ABORTED, FinishReason.ERROR, FinishReason.UNSCHEDULABLE, FinishReason.DEADLINE)
 """Ends that are no function of the tokens: an answer that is computed anew may end so before it is as long as it was."""
 
 
