@@ -35,11 +35,11 @@ help: ## List the targets
 	@echo
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-18s %s\n", $$1, $$2}'
 	@echo
-	@echo 'Variables: PYTHON, VENV, VENV_AITER, TORCH (see the top of the Makefile), JOBS (processes that run tests), ARGS (options for `tessera up`, pytest or the chaos run), ONCE=1, QUICK=1.'
+	@echo 'Variables: PYTHON, VENV, VENV_AITER, TORCH (see the top of the Makefile), JOBS (processes that run tests), ARGS (options for `tessera up`, pytest or the chaos run), ONCE=1, HTTP=1 (or HTTP=HOST:PORT), QUICK=1.'
 
 .PHONY: run
-run: setup ## Start everything on this machine, ask the model a question, serve until Ctrl-C (ONCE=1: end after the answer)
-	@exec $(BIN)/tessera up $(if $(ONCE),--once) $(ARGS)
+run: setup ## Start everything on this machine, ask the model a question, serve until Ctrl-C (ONCE=1: end after the answer; HTTP=1: OpenAI's HTTP API too)
+	@exec $(BIN)/tessera up $(if $(ONCE),--once) $(if $(HTTP),--http $(if $(filter 1,$(HTTP)),127.0.0.1:8000,$(HTTP))) $(ARGS)
 
 .PHONY: test
 test: setup ## Run all tests

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from services.cli.child import Child, ChildSpec
 from services.cli.data_folder import DataFolder
+from services.cli.http_part import http_part, smg_command
 from services.cli.redis_part import RedisPart
 from services.cli.supervisor import Part
-from services.cli.up_config import UpConfig
+from services.cli.up_config import UpConfig, host_and_port
 from services.scheduler.store.embedded_redis import EmbeddedRedis
 from services.worker.config import SpeculationConfig
 from tessera.values.known_models import served_name
@@ -29,8 +30,14 @@ class PortTaken(Exception):
 
 
 def check_listen(config: UpConfig) -> None:
-    """Raise PortTaken where the gateway could not listen on `config.listen`."""
-    host, port = config.address
+    """Raise PortTaken where `config.listen` or `config.http` could not be listened on."""
+    _check_free(config.listen, "--listen")
+    if config.http:
+        _check_free(config.http, "--http")
+
+
+def _check_free(address: str, option: str) -> None:
+    host, port = host_and_port(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -39,8 +46,8 @@ def check_listen(config: UpConfig) -> None:
             probe.listen()
         except OSError as error:
             raise PortTaken(
-                f"cannot listen on {config.listen} ({error.strerror}); "
-                f"stop what listens there, or choose another with --listen HOST:PORT"
+                f"cannot listen on {address} ({error.strerror}); "
+                f"stop what listens there, or choose another with {option} HOST:PORT"
             ) from error
 
 
@@ -55,8 +62,14 @@ def local_parts(config: UpConfig, folder: DataFolder) -> list[Part]:
         model_options += ["--tensor-parallel-size", str(config.tensor_parallel_size)]
     drain, lease = ["--drain-grace-s", str(DRAIN_GRACE_S)], ["--lease-ms", str(LEASE_MS)]
     drafts, proposer = _speculation(config.speculation)
+    front, engine_options = _http_front(config, folder)
     parts: list[Part] = [
-        _role("gateway", folder, ["--scheduler", scheduler, "--model", config.model, "--listen", config.listen, *drain]),
+        *front,
+        _role(
+            "gateway",
+            folder,
+            ["--scheduler", scheduler, "--model", config.model, "--listen", config.listen, *engine_options, *drain],
+        ),
         _role(
             "scheduler",
             folder,
@@ -65,6 +78,24 @@ def local_parts(config: UpConfig, folder: DataFolder) -> list[Part]:
         _role("worker", folder, ["--model", config.model, "--listen", worker, *model_options, *drafts, *proposer]),
     ]
     return [*parts, RedisPart(redis)] if redis else parts
+
+
+def _http_front(config: UpConfig, folder: DataFolder) -> tuple[list[Part], list[str]]:
+    """The HTTP front and the gateway's options for it; nothing where it is off."""
+    if not config.http:
+        return [], []
+    engine, metrics = _free_addresses(2)
+    listen, url = host_and_port(config.http), local_url(config.http)
+    command = smg_command(listen, engine, host_and_port(metrics)[1], DRAIN_GRACE_S)
+    log = _fresh_log(folder.log("http"))
+    return [http_part(command, log, url, served_name(config.model))], ["--engine-listen", engine]
+
+
+def local_url(address: str) -> str:
+    """How `address` is reached from this machine: what listens everywhere, by loopback."""
+    host, port = host_and_port(address)
+    near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{near}]:{port}" if ":" in near else f"http://{near}:{port}"
 
 
 def _speculation(config: SpeculationConfig) -> tuple[list[str], list[str]]:

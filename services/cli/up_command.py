@@ -13,11 +13,13 @@ from services.cli.answer import stream_answer, summary, write_piece
 from services.cli.child import PartDied
 from services.cli.config_options import Text, build_config, config_options
 from services.cli.data_folder import DataFolder, DataFolderInUse
-from services.cli.local_system import STOP_GRACE_S, PortTaken, check_listen, local_parts
+from services.cli.http_part import SmgMissing, check_installed
+from services.cli.local_system import STOP_GRACE_S, PortTaken, check_listen, local_parts, local_url
 from services.cli.speculation_texts import SPECULATION_TEXTS
 from services.cli.supervisor import Supervisor
 from services.cli.up_config import DEFAULT_LISTEN, UpConfig
 from tessera.client import ChatMessage, GenerateOptions, TesseraError
+from tessera.values.known_models import served_name
 
 ANSWER_TOKENS_MAX = 128
 """Length of the answer to the one question, tokens."""
@@ -28,6 +30,7 @@ INTERRUPTED = 130
 _TEXTS = {
     "model": Text("A known name, a directory (config.json, *.safetensors, tokenizer.json) or a .gguf file.", "MODEL"),
     "listen": Text("Where the gateway serves clients.", "HOST:PORT"),
+    "http": Text("Serve OpenAI's and Anthropic's HTTP APIs here as well, by smg. Empty: nowhere.", "HOST:PORT"),
     "data": Text(
         "Folder for logs and the embedded Redis's file; created where missing. Delete it to forget everything.", "DIR"
     ),
@@ -44,7 +47,7 @@ _TEXTS = {
 @click.command("up", short_help="Run everything on this machine.")
 @config_options(UpConfig, _TEXTS)
 def command(**options: Any) -> None:
-    """Run everything on this machine: Redis, a worker, a scheduler and a gateway, each a process of its own.
+    """Run everything on this machine: Redis, a worker, a scheduler and a gateway, each a process of its own; with --http also smg.
 
     Asks the model one question through the public API, streams the answer to standard output (everything else goes
     to standard error), and serves until Ctrl-C. A process that dies later is started again.
@@ -52,6 +55,7 @@ def command(**options: Any) -> None:
     \b
     Examples:
       tessera up
+      tessera up --http 127.0.0.1:8000
       tessera up --once --prompt "Why is the sky blue?"
       TESSERA_WORKER_KV_CACHE_BYTES=134217728 tessera up --model ./my-model --listen 0.0.0.0:8000
 
@@ -60,13 +64,15 @@ def command(**options: Any) -> None:
     """
     config = build_config(UpConfig, options)
     try:
+        if config.http:
+            check_installed()
         with DataFolder(config.data.absolute()).lock():
             check_listen(config)
             sys.exit(asyncio.run(_interruptible(_System(config))))
     except TesseraError as error:
         click.echo(f"Error: the question was not answered: {error}; see the logs", err=True)
         sys.exit(1)
-    except (DataFolderInUse, PortTaken, PartDied) as error:
+    except (DataFolderInUse, PortTaken, PartDied, SmgMissing) as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(1)
 
@@ -141,11 +147,15 @@ def _how_to_go_on(config: UpConfig) -> str:
     if programs.is_relative_to(Path.cwd()):
         programs = programs.relative_to(Path.cwd())
     address = "" if config.listen == DEFAULT_LISTEN else f" --address {config.listen}"
+    http = f"""
+OpenAI's and Anthropic's APIs on {local_url(config.http)}:
+  curl {local_url(config.http)}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "{served_name(config.model)}", "max_tokens": 100, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'"""
     return f"""
 Serving on {config.listen} until Ctrl-C. In another terminal:
   {programs}/tessera generate{address} --chat "Write a haiku about rivers."
   {programs}/buf curl --protocol grpc --http2-prior-knowledge -d '{{"generation": {{"text": "Once upon a time"}}}}' \\
-    http://{config.listen}/tessera.v1.InferenceService/StreamGenerate"""
+    http://{config.listen}/tessera.v1.InferenceService/StreamGenerate{http if config.http else ""}"""
 
 
 def _say(line: str) -> None:

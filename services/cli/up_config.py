@@ -19,6 +19,7 @@ class UpConfig:
 
     model: str = DEFAULT_MODEL
     listen: str = DEFAULT_LISTEN
+    http: str = ""  # where OpenAI's and Anthropic's HTTP APIs are served as well; empty: nowhere
     data: Path = Path("data")
     redis_url: str | None = None  # None: an embedded server below `data`
     prompt: str = "What is the capital of France? Answer in one sentence."  # empty: ask nothing
@@ -29,9 +30,10 @@ class UpConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
-        host, _, port = self.listen.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ConfigError(f"listen must be host:port with a port from 1 to 65535, got {self.listen!r}")
+        for name, address in (("listen", self.listen), ("http", self.http or self.listen)):
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) < 65536:
+                raise ConfigError(f"{name} must be host:port with a port from 1 to 65535, got {address!r}")
         if self.start_timeout_s <= 0:
             raise ConfigError(f"start_timeout_s must be positive, got {self.start_timeout_s}")
         self.speculation.check_invariance(self.batch_invariant)
@@ -44,8 +46,8 @@ class UpConfig:
                 f"a step has room for no more with every running request"
             )
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port of `listen`."""
-        host, _, port = self.listen.rpartition(":")
-        return host.strip("[]"), int(port)
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of `listen` or `http`."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from services.cli.data_folder import DataFolder
-from services.cli.local_system import local_parts
+from services.cli.local_system import local_parts, local_url
 from services.cli.main import main
 from services.cli.up_config import UpConfig
 from services.worker.config import SpeculationConfig
@@ -36,6 +36,7 @@ def test_a_port_in_use_is_an_error(tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         (("--listen", "50051"), "--listen must be host:port"),
+        (("--http", "8000"), "--http must be host:port"),
         (("--listen", "127.0.0.1:0"), "--listen must be host:port with a port from 1 to 65535"),
         (("--start-timeout-s", "0"), "--start-timeout-s must be positive"),
         (("--once", "--prompt", ""), "--once ends after the answer, so it needs a prompt"),
@@ -63,6 +64,43 @@ def test_the_worker_alone_is_told_of_its_ranks(tmp_path: Path) -> None:
     at = commands["worker"].index("--tensor-parallel-size")
     assert commands["worker"][at + 1] == "3"
     assert all("--tensor-parallel-size" not in command for name, command in commands.items() if name != "worker")
+
+
+def test_an_http_port_in_use_is_an_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger, socket.create_server(("127.0.0.1", 0)) as free:
+        port, listen = stranger.getsockname()[1], f"127.0.0.1:{free.getsockname()[1]}"
+        free.close()
+        result = up("--data", str(tmp_path), "--listen", listen, "--http", f"127.0.0.1:{port}")
+    assert result.exit_code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in result.output and "--http HOST:PORT" in result.output
+
+
+def test_without_smg_http_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.cli.http_part.importlib.util.find_spec", lambda name: None)
+    result = up("--data", str(tmp_path / "untouched"), "--http", "127.0.0.1:8000")
+    assert result.exit_code == 1 and "--http needs smg and its protocol: run `pip install" in result.output
+    assert not (tmp_path / "untouched").exists()
+
+
+def test_smg_stands_before_the_engine_port_of_the_gateway(tmp_path: Path) -> None:
+    for folder in ("logs", "run"):
+        (tmp_path / folder).mkdir()
+    redis_url = "redis://127.0.0.1:1/0"
+    assert local_parts(UpConfig(redis_url=redis_url), DataFolder(tmp_path))[0].name == "gateway"
+    parts = local_parts(UpConfig(redis_url=redis_url, http="0.0.0.0:8000"), DataFolder(tmp_path))
+    assert [part.name for part in parts] == ["http", "gateway", "scheduler", "worker"], "in the order in which they end"
+    front, gateway = (part._spec.command for part in parts[:2])
+    engine = gateway[gateway.index("--engine-listen") + 1]
+    assert front[front.index("--worker-urls") + 1] == f"grpc://{engine}"
+    assert front[front.index("--host") + 1 : front.index("--host") + 4] == ("0.0.0.0", "--port", "8000")
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [("127.0.0.1:1", "http://127.0.0.1:1"), ("0.0.0.0:80", "http://127.0.0.1:80"), ("[::]:80", "http://[::1]:80")],
+)
+def test_a_url_is_one_that_this_machine_can_reach(address: str, url: str) -> None:
+    assert local_url(address) == url
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])

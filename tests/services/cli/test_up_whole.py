@@ -1,9 +1,12 @@
 """`tessera up` as a newcomer meets it: real processes, the real model, and nothing left behind."""
 
+import json
 import signal
 import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +66,34 @@ def test_serve_interrupt_kill_and_run_again(tmp_path: Path, address: str) -> Non
     once = subprocess.run(up(tmp_path, address, "--once"), capture_output=True, text=True, timeout=4 * END_TIMEOUT_S)
     assert once.returncode == 0, once.stderr
     assert once.stdout == "The capital of France is Paris.\n"
+
+
+@pytest.mark.slow
+def test_with_http_the_curl_line_that_it_prints_is_answered(tmp_path: Path, address: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        http = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = up(tmp_path, address, "--prompt", "", "--model", "SmolLM2-135M-Instruct", "--http", http)
+    with serving(command) as (process, parts):
+        assert len(parts) == 5, "smg beside the others"
+        printed = []
+        for line in process.stderr:
+            printed.append(line)
+            if "messages" in line:
+                break
+        curl = "".join(printed[-2:]).replace('"max_tokens": 100', '"max_tokens": 4')
+        assert f"curl http://{http}/v1/chat/completions" in curl
+        told = subprocess.run(curl.strip(), shell=True, capture_output=True, text=True, timeout=END_TIMEOUT_S)
+        answer = json.loads(told.stdout)
+        assert answer["choices"][0]["message"]["content"], answer
+        refused = urllib.request.Request(
+            f"http://{http}/workers", b'{"url": "grpc://127.0.0.1:1"}', {"Content-Type": "application/json"}
+        )
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(refused, timeout=END_TIMEOUT_S)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=END_TIMEOUT_S)
+        assert process.returncode == 0, err
+        assert not psutil.wait_procs(parts, timeout=0)[1], "the parts end before `up` does"
 
 
 @pytest.mark.slow
