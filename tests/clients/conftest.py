@@ -1,5 +1,6 @@
 """One system with smg in front, and the clients that people use."""
 
+import importlib.util
 from collections.abc import Iterator
 
 import anthropic
@@ -12,6 +13,8 @@ from tessera.client import Client
 
 @pytest.fixture(scope="session")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmgFront]:
+    if importlib.util.find_spec("smg") is None:
+        pytest.skip("smg has no wheel for this kind of machine")
     with SmgFront(tmp_path_factory.mktemp("front")) as running:
         yield running
 

@@ -141,3 +141,20 @@ def test_too_many_at_once_are_429_and_the_others_go_on(front: SmgFront, openai_c
         for thread in threads:
             thread.join()
     assert answers == [12] * REQUESTS_MAX
+
+
+def test_a_gateway_that_was_killed_is_found_again(front: SmgFront, openai_client: openai.OpenAI) -> None:
+    gateway = front.stack.gateway
+    gateway.kill()
+    with pytest.raises(openai.InternalServerError, match="503"):
+        openai_client.completions.create(prompt=PROMPT, **GREEDY)
+    gateway.start()
+    gateway.wait_ready()
+
+    def answered() -> bool:
+        try:
+            return openai_client.completions.create(prompt=PROMPT, **GREEDY).usage.completion_tokens == 12
+        except openai.InternalServerError:
+            return False
+
+    wait_until(answered, "smg has found the gateway")
