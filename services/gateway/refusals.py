@@ -1,6 +1,7 @@
 """From what goes wrong inside a gateway to what its clients are told."""
 
 from gateway.errors import GatewayError, InvalidRequest, OutputGap, TokenizerMismatch, UnknownModel
+from gateway.resume import GENERATION
 from services.rpc.errors import (
     TOKENIZER_MISMATCH,
     Aborted,
@@ -42,7 +43,7 @@ def refusal_of(error: GatewayError, prefix: str = "") -> ServiceError:
 
 
 def rejection_of(rejected: Rejected, prompt_field: str) -> ServiceError:
-    """Why the scheduler did not admit a request; `prompt_field` is where its prompt stands in the client's message."""
+    """Why the scheduler did not admit a request; `prompt_field` is where its prompt stands in the client's message, beside its id or deeper."""
     match rejected.reason:
         case RejectReason.TOO_LONG:
             return InvalidArgument((FieldViolation(prompt_field, rejected.message),), reason="TOO_LONG")
@@ -51,7 +52,8 @@ def rejection_of(rejected: Rejected, prompt_field: str) -> ServiceError:
         case RejectReason.OVERLOADED:
             return Overloaded(rejected.message, reason="OVERLOADED", retry_after_ms=rejected.retry_after_ms)
         case RejectReason.ALREADY_EXISTS:
-            return AlreadyExists(rejected.message, reason="REQUEST_ID_IN_USE", metadata={"field": "generation.request_id"})
+            field = f"{GENERATION if prompt_field.startswith(GENERATION) else ''}request_id"
+            return AlreadyExists(rejected.message, reason="REQUEST_ID_IN_USE", metadata={"field": field})
 
 
 def too_late(finish: Finish) -> ServiceError:

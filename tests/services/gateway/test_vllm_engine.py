@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 
 from services.gateway.vllm_engine import port
 from services.rpc.channel import open_channel
+from services.rpc.status import metadata_of
 from tessera.values.config import ConfigError
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.logprobs import Logprobs
@@ -178,6 +179,20 @@ def test_a_full_scheduler_and_a_full_gateway_are_resource_exhausted(run_async, h
             end.say(Rejected(id_, subscriber, RejectReason.OVERLOADED, "the queue is full", 100))
             error = await refused(call)
             assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
+
+    run_async(scenario())
+
+
+def test_an_id_that_is_in_use_is_named_as_this_protocol_has_it(run_async, house):
+    async def scenario():
+        async with engine(house) as (_, end, stub):
+            call = stub.Generate(request(request_id="cmpl-1"))
+            submit = await end.hear(Submit)
+            id_, subscriber = submit.submission.request_id, submit.subscriber
+            end.say(Rejected(id_, subscriber, RejectReason.ALREADY_EXISTS, "cmpl-1 runs already"))
+            error = await refused(call)
+            assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+            assert metadata_of(error) == {"field": "request_id"}
 
     run_async(scenario())
 
