@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from services.cli.gateway_access import OPEN, GatewayAccess
 from tessera.client import AsyncClient, Finish, FinishReason, GenerateOptions, Piece, Prompt, TokenLogprobs
 from tessera.client.results import joined
 
@@ -38,12 +39,13 @@ async def stream_answer(
     options: GenerateOptions,
     write: Callable[[str], None],
     resume_timeout_s: float = RESUME_TIMEOUT_S,
+    access: GatewayAccess = OPEN,
 ) -> TimedAnswer:
     """Send `prompt` to a gateway at one of `addresses`, hand each piece of text to `write`, return the whole. Raises TesseraError."""
     began_s = time.monotonic()
     pieces: list[Piece] = []
     first_token_s = 0.0
-    async with AsyncClient(addresses, resume_timeout_s=resume_timeout_s) as client:
+    async with AsyncClient(addresses, resume_timeout_s=resume_timeout_s, tls=access.tls, token=access.token) as client:
         async for piece in client.stream(prompt, **options):
             if piece.token_ids and not first_token_s:
                 first_token_s = time.monotonic() - began_s

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from services.cli.access_texts import ACCESS_TEXTS, TOKEN_FILE
 from services.cli.config_options import Text, build_config, config_options
 from services.cli.early_stop import end_on_sigterm
 from services.gateway.config import GatewayConfig
@@ -22,6 +23,13 @@ _TEXTS = {
     "heartbeat_ms": Text("A scheduler silent for three of these is connected to again.", "MS"),
     "detach_grace_ms": Text("How long the request of a client that has left waits for its resume. 0 aborts it at once.", "MS"),
     "max_concurrent_requests": Text("More at once are refused (RESOURCE_EXHAUSTED); of resumes, twice as many.", "COUNT"),
+    **ACCESS_TEXTS,
+    "tls_client_ca": Text("CA (PEM) of clients: with it each must have a certificate, whose name is the principal.", "PATH"),
+    "share_prefixes": Text(
+        "Let the prompts of one principal be found in the prefix cache by the others, who can tell that from the time it takes; the same "
+        "for all gateways."
+    ),
+    "token_file": TOKEN_FILE,
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
     "drain_grace_s": Text("After SIGTERM, how long running requests may go on; then their clients are sent on.", "SECONDS"),
     "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),

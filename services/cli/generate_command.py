@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from services.cli.answer import RESUME_TIMEOUT_S, TimedAnswer, stream_answer, summary, write_piece
+from services.cli.gateway_access import access_options, given_access
 from services.cli.logprob_table import as_json, table
 from services.cli.request_options import chat_of, given_request, request_options
 from services.cli.sampling_options import given_sampling, sampling_options
@@ -53,6 +54,7 @@ def _addresses(_context: click.Context, _parameter: click.Parameter, given: tupl
     metavar="HOST:PORT",
     help="A gateway; may be given several times: where one fails the answer goes on with the next.",
 )
+@access_options
 @click.option("--model", default="", metavar="NAME", help="A served model; not needed where there is only one.")
 @sampling_options
 @request_options
@@ -87,8 +89,11 @@ def command(prompt: str, **options: Any) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")  # the client says when it goes on at another gateway
     asked = chat_of(sys.stdin.read() if prompt == "-" else prompt, options)
     write = _discard if options["as_json"] else write_piece
+    access = given_access(options)
     try:
-        answer = asyncio.run(stream_answer(options["gateways"], asked, _options(options), write, options["resume_timeout_s"]))
+        answer = asyncio.run(
+            stream_answer(options["gateways"], asked, _options(options), write, options["resume_timeout_s"], access)
+        )
     except TesseraError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(_EXIT_STATUS.get(type(error), FAILED))

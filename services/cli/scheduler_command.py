@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from services.cli.access_texts import ACCESS_TEXTS, TOKEN_FILE
 from services.cli.config_options import Text, build_config, config_options
 from services.cli.early_stop import end_on_sigterm
 from services.scheduler.config import SchedulerConfig
@@ -98,6 +99,8 @@ _TEXTS: dict[str, Text | None] = {
     "lease_ms": Text("How long a leader that says nothing keeps the lead, 100 or more; the same for all of a group.", "MS"),
     "hello_wait_ms": Text("After a takeover with live requests: how long gateways have to say what they hold.", "MS"),
     "worker_silence_ms": Text("A worker silent for this long is lost: its requests go on elsewhere.", "MS"),
+    **ACCESS_TEXTS,
+    "token_file": TOKEN_FILE,
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
     "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),
 }

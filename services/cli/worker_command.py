@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from services.cli.access_texts import ACCESS_TEXTS
 from services.cli.config_options import Text, build_config, config_options
 from services.cli.device_texts import DEVICE_TEXTS
 from services.cli.early_stop import end_on_sigterm
@@ -51,6 +52,7 @@ _TEXTS = {
     ),
     "heartbeat_ms": Text("How often the worker says that it lives.", "MS"),
     "drain_grace_s": Text("After SIGTERM, how long its requests may take to go to other workers, or to end.", "SECONDS"),
+    **ACCESS_TEXTS,
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
     "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),
 }

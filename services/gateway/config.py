@@ -1,8 +1,9 @@
 """Configuration of one gateway process."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.rpc.access_config import AccessConfig
 from services.rpc.addresses import check_targets
 from tessera.values.config import ConfigError, check_minimums
 
@@ -26,6 +27,10 @@ class GatewayConfig:
     heartbeat_ms: int = 500  # a session silent for three of these is opened again
     detach_grace_ms: int = 0  # how long the request of a client that has left may be resumed; 0: it is aborted
     max_concurrent_requests: int = 4096
+    access: AccessConfig = field(default_factory=AccessConfig)
+    tls_client_ca: Path | None = None  # what proves clients, who must have a certificate then
+    share_prefixes: bool = False  # whether principals may find each other's prompts in the prefix cache
+    token_file: Path | None = None  # holds the token that schedulers know this gateway by
     ready_file: Path | None = None
     drain_grace_s: float = 30.0  # how long running requests may go on after SIGTERM
     log_level: str = "info"

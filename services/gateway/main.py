@@ -11,8 +11,10 @@ from services.gateway.engine_protocol import check_installed
 from services.gateway.running_calls import RunningCalls
 from services.gateway.servicer import SERVICE_NAME, InferenceServicer
 from services.gateway.session import SchedulerSession
+from services.rpc.channel import use_identity
 from services.rpc.logs import configure_logs
 from services.rpc.server import RpcServer, ServerConfig, stop_signal
+from services.rpc.tokens import Role
 from tessera.v1 import inference_pb2_grpc
 from tessera.values.known_models import locate
 
@@ -52,6 +54,9 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
             receive_bytes_max=config.receive_bytes_max,
             ready_file=config.ready_file,
             connection_age_s=CONNECTION_AGE_S,
+            access=config.access,
+            is_public=True,
+            client_ca=config.tls_client_ca,
         )
     )
 
@@ -63,8 +68,9 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
 
     session = SchedulerSession(config, tokenizer, standing)
     calls = RunningCalls(config.max_concurrent_requests, session.live)
-    servicer = InferenceServicer(session, calls, config.scheduler_wait_ms / 1000)
-    server.add(inference_pb2_grpc.add_InferenceServiceServicer_to_server, servicer, SERVICE_NAME, ready=False)
+    servicer = InferenceServicer(session, calls, config.scheduler_wait_ms / 1000, config.share_prefixes)
+    add = inference_pb2_grpc.add_InferenceServiceServicer_to_server
+    server.add(add, servicer, SERVICE_NAME, ready=False, role=Role.PUBLIC)
     others: dict[str, str] = {}
     if config.engine_listen:
         from services.gateway.vllm_engine import port  # here: the protocol is an extra
@@ -95,8 +101,9 @@ async def _end_streams(session: SchedulerSession) -> None:
 
 
 def run(config: GatewayConfig) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. Raises what `serving` raises."""
+    """Serve until SIGTERM or SIGINT, then drain. Raises what `serving` raises, and ConfigError where a file of `access` cannot be used."""
     configure_logs("gateway", config.log_level)
+    use_identity(config.access, config.token_file)
     asyncio.run(_run(config))
 
 

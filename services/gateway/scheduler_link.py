@@ -8,8 +8,9 @@ from typing import Protocol
 import grpc
 import structlog
 
-from services.rpc.channel import open_channel
+from services.rpc.channel import channel_stamp, is_connected, open_channel
 from services.rpc.status import reason_of
+from services.rpc.watched_files import Stamp
 from services.scheduler.convert import request_to_proto, response_from_proto
 from services.worker.convert import MalformedMessage
 from tessera.scheduler.v1 import session_pb2, session_pb2_grpc
@@ -75,14 +76,15 @@ class SchedulerLink:
     async def run(self) -> None:
         """Open streams for ever; ends by cancellation only."""
         while True:
+            stamp = channel_stamp()
             async with open_channel(self.address) as channel:
-                await self._open_streams(channel)
+                await self._open_streams(channel, stamp)
 
-    async def _open_streams(self, channel: grpc.aio.Channel) -> None:
-        """One stream after the other, until one was silent: then a new connection may come through where this one does not."""
+    async def _open_streams(self, channel: grpc.aio.Channel, stamp: Stamp) -> None:
+        """One stream after the other, until one was silent, or there are other certificates than those of `stamp`: then a new connection may
+        come through where this one does not."""
         stub = session_pb2_grpc.SchedulerServiceStub(channel)
-        while True:
-            await channel.channel_ready()
+        while await is_connected(channel, stamp):
             self._outbox.clear()
             self._was_of_use = False
             self._stream = asyncio.create_task(self._converse(stub))

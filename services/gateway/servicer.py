@@ -21,15 +21,14 @@ from services.gateway.refusals import refusal_of
 from services.gateway.request_stream import RequestStream
 from services.gateway.running_calls import RunningCalls
 from services.gateway.session import SchedulerSession, Served
+from services.gateway.tenancy import tenant_salt
+from services.rpc.caller import current_principal
 from services.rpc.errors import NotFound
 from tessera.v1 import inference_pb2 as pb
 from tessera.v1 import inference_pb2_grpc
 from tessera.values.request import Submission
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
-
-PRINCIPAL = ""
-"""Whose requests these are, as long as nobody has to say who they are."""
 
 INLINE_BYTES_MAX = 2048
 """A larger request is read and tokenized in a thread; this much takes well below a millisecond on the event loop."""
@@ -40,7 +39,11 @@ _T = TypeVar("_T")
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Every call needs to know what is served: it waits `scheduler_wait_s` for a scheduler, then is UNAVAILABLE."""
 
-    def __init__(self, session: SchedulerSession, calls: RunningCalls, scheduler_wait_s: float) -> None:
+    def __init__(
+        self, session: SchedulerSession, calls: RunningCalls, scheduler_wait_s: float, shares_prefixes: bool = False
+    ) -> None:
+        """`shares_prefixes`: principals may find each other's prompts in the prefix cache."""
+        self._shares_prefixes = shares_prefixes
         self._session = session
         self._calls = calls
         self._scheduler_wait_s = scheduler_wait_s
@@ -73,7 +76,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
         """The request's own call ends with ABORTED; NOT_FOUND where none lives under this id."""
-        streams = self._session.live.of_client(PRINCIPAL, request.request_id)
+        streams = self._session.live.of_client(current_principal(), request.request_id)
         if not streams:
             raise NotFound(
                 f"request_id: no request {request.request_id[:100]!r} is running here",
@@ -133,7 +136,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         form = generation.WhichOneof("prompt")
 
         def check() -> RequestStream:
-            return RequestStream(*_checked(request, model, time_left_s), convert.PROMPT_FIELDS[form])
+            submission, output = _checked(request, model, time_left_s)
+            salt = tenant_salt(submission.principal, submission.cache_salt, self._shares_prefixes)
+            return RequestStream(replace(submission, cache_salt=salt), output, convert.PROMPT_FIELDS[form])
 
         stream = await _compute(check, inline=_is_light(request, form))
         await self._session.connected(self._scheduler_wait_s)
@@ -150,12 +155,12 @@ def _checked(
     except InvalidRequest as error:
         raise error.under(GENERATION) from error
     if isinstance(request, pb.StreamGenerateRequest) and request.HasField("resume"):
-        resumed = validate_resume(asked, convert.resume_from_proto(request.resume), model, PRINCIPAL)
+        resumed = validate_resume(asked, convert.resume_from_proto(request.resume), model, current_principal())
         options = resumed.submission.detokenize
         return resumed.submission, OutputStream(model.tokenizer, options, resumed.number, resumed.shown)
     named = asked if asked.request_id else replace(asked, request_id=secrets.token_hex(16))
     try:
-        submission = validate(named, model, PRINCIPAL)
+        submission = validate(named, model, current_principal())
     except InvalidRequest as error:
         raise error.under(GENERATION) from error
     return submission, OutputStream(model.tokenizer, submission.detokenize)

@@ -56,6 +56,14 @@ class FailedPrecondition(ServiceError):
     """Two sides do not fit together; trying again does not help until somebody changes one of them."""
 
 
+class Unauthenticated(ServiceError):
+    """The caller does not say who it is, or not so that it can be believed."""
+
+
+class PermissionDenied(ServiceError):
+    """The caller is known, and may not do this."""
+
+
 class Aborted(ServiceError):
     """Somebody else took over what this call was doing."""
 

@@ -1,4 +1,4 @@
-"""One bootstrap for all roles: a gRPC server with health, reflection, errors as statuses, a ready file and a graceful end.
+"""One bootstrap for all roles: a gRPC server with health, reflection, errors as statuses, TLS, access, a ready file and a graceful end.
 
 server = RpcServer(ServerConfig(listen="127.0.0.1:50052"))
 server.add(add_SchedulerServiceServicer_to_server, servicer, "tessera.scheduler.v1.SchedulerService")
@@ -14,7 +14,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,14 @@ import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.rpc.access import AccessInterceptor, Gatekeeper
+from services.rpc.access_config import AccessConfig
 from services.rpc.health import HealthServicer
 from services.rpc.interceptor import ErrorInterceptor
 from services.rpc.reflection import add_reflection
+from services.rpc.tls import TlsFiles, server_credentials
+from services.rpc.tokens import Role, TokenFile
+from tessera.values.config import ConfigError
 
 _log = structlog.get_logger()
 
@@ -40,14 +45,39 @@ class BindError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """`listen` is `host:port` (port 0: any free one) or `unix:/path`. `ready_file` gets the JSON object
-    `{"address": ...}` once the server answers, and goes away at the end. `connection_age_s`: after this long a connection is asked to
-    end, so that clients look for new servers; streams on it go on. None: never, for links between our own processes."""
+    """`listen` is `host:port` (port 0: any free one) or `unix:/path`. `ready_file` gets the JSON object `{"address": ...}`, and
+    `health_address` where there is one, once the server answers; it goes away at the end. `connection_age_s`: after this long a connection is
+    asked to end, so that clients look for new servers; streams on it go on. None: never, for links between our own processes.
+    `is_public`: clients are not of this system, and it is `client_ca` instead of the system's CA that proves them."""
 
     listen: str
     receive_bytes_max: int = INNER_MESSAGE_BYTES
     ready_file: Path | None = None
     connection_age_s: float | None = None
+    access: AccessConfig = field(default_factory=AccessConfig)
+    is_public: bool = False
+    client_ca: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.access.tls_cert is None and self.client_ca is not None:
+            raise ConfigError("tls_client_ca is given, but no tls_cert: clients show certificates only to who shows one")
+        if self.access.tls_cert is None and self.access.tls_ca is not None and not self.is_public:
+            raise ConfigError("tls_ca is given, but no tls_cert: this process would answer everybody in plain text")
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """What the server shows and wants to be shown; None for plain text. Tokens take the place of the system's own certificates."""
+        if self.access.tls_cert is None:
+            return None
+        inner_ca = None if self.access.tokens else self.access.tls_ca
+        return TlsFiles(self.access.tls_cert, self.access.tls_key, self.client_ca if self.is_public else inner_ca)
+
+    def gatekeeper(self) -> Gatekeeper:
+        """Who says who callers are. Raises ConfigError where the file of tokens cannot be used."""
+        tokens = TokenFile(self.access.tokens) if self.access.tokens is not None else None
+        role = Role.PUBLIC if self.is_public else Role.INTERNAL
+        shows = self.tls is not None and self.tls.ca is not None
+        return Gatekeeper(tokens, role if shows else None, self.access.tls_peer_name)
 
     def options(self) -> list[tuple[str, int]]:
         """Channel arguments; without the ping ones a client's keepalives during a long prefill end in GOAWAY "too_many_pings"."""
@@ -67,27 +97,42 @@ class ServerConfig:
 
 
 class RpcServer:
-    """A server before, while and after it runs. `add` comes before `start`. Belongs to one event loop."""
+    """A server before, while and after it runs. `add` comes before `start`. Belongs to one event loop. Raises ConfigError where its tokens
+    cannot be used."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.health = HealthServicer()
         self._config = config
-        self._server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=config.options())
-        self._names: list[str] = []
+        self._roles: dict[str, Role] = {}
+        interceptors = [ErrorInterceptor(), AccessInterceptor(config.gatekeeper(), self._roles)]
+        self._server = grpc.aio.server(interceptors=interceptors, options=config.options())
+        self._health_server: grpc.aio.Server | None = None
+        self._health_address = ""
 
-    def add(self, register: Callable[[Any, Any], None], servicer: Any, name: str, ready: bool = True) -> None:
-        """Serve `servicer`; `register` is the generated `add_...Servicer_to_server`, `name` the service's full name, `ready` what health
-        says of it at first."""
+    def add(
+        self,
+        register: Callable[[Any, Any], None],
+        servicer: Any,
+        name: str,
+        ready: bool = True,
+        role: Role = Role.INTERNAL,
+    ) -> None:
+        """Serve `servicer` to callers of `role`; `register` is the generated `add_...Servicer_to_server`, `name` the service's full name,
+        `ready` what health says of it at first."""
         register(servicer, self._server)
-        self._names.append(name)
+        self._roles[name] = role
         self.health.set_ready(name, ready)
 
     async def start(self, announce: bool = True, others: Mapping[str, str] | None = None) -> str:
         """Listen and answer. Returns the address with the port that was bound. Raises BindError. A role that answers health before it
-        can serve passes `announce` False and calls `announce` later. `others`: see `announce`."""
+        can serve passes `announce` False and calls `announce` later. `others`: see `announce`. Raises ConfigError where the certificates
+        cannot be used."""
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
-        add_reflection(self._server, (*self._names, _HEALTH_NAME))
-        address = self._bind()
+        if self._config.access.reflection:
+            add_reflection(self._server, (*self._roles, _HEALTH_NAME))
+        tls = self._config.tls
+        address = _bind(self._server, self._config.listen, server_credentials(tls) if tls is not None else None)
+        await self._start_health()
         await self._server.start()
         if announce:
             self.announce(address, others)
@@ -99,7 +144,8 @@ class RpcServer:
         if self._config.ready_file is None:
             return
         try:
-            _write_whole(self._config.ready_file, json.dumps({"address": address, **(others or {})}) + "\n")
+            health = {"health_address": self._health_address} if self._health_address else {}
+            _write_whole(self._config.ready_file, json.dumps({"address": address, **health, **(others or {})}) + "\n")
         except OSError as error:
             raise BindError(f"cannot write ready_file {self._config.ready_file}: {error.strerror}") from error
 
@@ -109,20 +155,32 @@ class RpcServer:
         if self._config.ready_file is not None:
             self._config.ready_file.unlink(missing_ok=True)
         await self._server.stop(grace_s)
+        if self._health_server is not None:
+            await self._health_server.stop(0)
         _log.info("stopped")
 
-    def _bind(self) -> str:
-        listen = self._config.listen
-        port_text = listen.rpartition(":")[2]
-        if not listen.startswith("unix:") and not (port_text.isdigit() and int(port_text) < 65536):
-            raise BindError(f"cannot listen on {listen}: it must be HOST:PORT with a port from 0 to 65535, or unix:/PATH")
-        try:
-            port = self._server.add_insecure_port(listen)
-        except RuntimeError as error:
-            raise BindError(f"cannot listen on {listen}: is the port taken, or the host not ours?") from error
-        if listen.startswith("unix:"):
-            return listen
-        return f"{listen.rpartition(':')[0]}:{port}"
+    async def _start_health(self) -> None:
+        """Health in plain text, for probes that can do no TLS."""
+        if not self._config.access.health_listen:
+            return
+        self._health_server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=self._config.options())
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._health_server)
+        self._health_address = _bind(self._health_server, self._config.access.health_listen, None)
+        await self._health_server.start()
+
+
+def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:
+    """Bind `server`; the address with the port that was bound. Raises BindError."""
+    port_text = listen.rpartition(":")[2]
+    if not listen.startswith("unix:") and not (port_text.isdigit() and int(port_text) < 65536):
+        raise BindError(f"cannot listen on {listen}: it must be HOST:PORT with a port from 0 to 65535, or unix:/PATH")
+    try:
+        port = server.add_secure_port(listen, credentials) if credentials is not None else server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise BindError(f"cannot listen on {listen}: is the port taken, or the host not ours?") from error
+    if listen.startswith("unix:"):
+        return listen
+    return f"{listen.rpartition(':')[0]}:{port}"
 
 
 def stop_signal() -> "asyncio.Future[signal.Signals]":

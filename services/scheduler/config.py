@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.rpc.access_config import AccessConfig
 from services.rpc.addresses import check_targets
 from tessera.values.config import Config, ConfigError, check_minimums
 
@@ -22,6 +23,8 @@ class SchedulerConfig:
     lease_ms: int = 2000  # how long a leader that says nothing keeps the lead; it renews four times as often
     hello_wait_ms: int = 800  # after a takeover with live requests: how long gateways have to say what they hold
     worker_silence_ms: int = 2000  # a worker that says nothing for this long is lost; its requests go on elsewhere
+    access: AccessConfig = field(default_factory=AccessConfig)
+    token_file: Path | None = None  # holds the token that workers know this scheduler by
     ready_file: Path | None = None
     log_level: str = "info"
 

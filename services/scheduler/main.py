@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+from services.rpc.channel import use_identity
 from services.rpc.logs import configure_logs
 from services.rpc.server import RpcServer, ServerConfig, stop_signal
 from services.scheduler.config import SchedulerConfig
@@ -18,8 +19,9 @@ SESSIONS_END_S = 0.5
 
 
 def run(config: SchedulerConfig) -> None:
-    """Serve until SIGTERM or SIGINT, then hand over. Raises BindError."""
+    """Serve until SIGTERM or SIGINT, then hand over. Raises BindError, and ConfigError where a file of `access` cannot be used."""
     configure_logs("scheduler", config.log_level)
+    use_identity(config.access, config.token_file)
     asyncio.run(_run(config))
 
 
@@ -34,7 +36,7 @@ async def _run(config: SchedulerConfig) -> None:
 @contextlib.asynccontextmanager
 async def _serving(config: SchedulerConfig) -> AsyncIterator[Terms]:
     store = RedisStore(config.redis_url, config.group)
-    server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file))
+    server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file, access=config.access))
     sessions = SessionServicer()
     add: Any = session_pb2_grpc.add_SchedulerServiceServicer_to_server
     server.add(add, sessions, SERVICE_NAME, ready=False)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import grpc
 import structlog
 
-from services.rpc.channel import open_channel
+from services.rpc.channel import channel_stamp, open_channel
 from services.rpc.status import metadata_of, reason_of
 from services.scheduler.core.errors import SchedulerError
 from services.scheduler.core.step_clock import Overdue, StepClock
@@ -159,9 +159,15 @@ class WorkerLink:
 
     async def run(self) -> None:
         """Attach and execute until retired. Raises OlderEpoch."""
+        while not self._retired.is_set():
+            await self._run_on_one_channel()
+
+    async def _run_on_one_channel(self) -> None:
+        """Until retired, or until there are new certificates when a round is over."""
+        stamp = channel_stamp()
         async with open_channel(self._address) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
-            while not self._retired.is_set():
+            while not self._retired.is_set() and channel_stamp() == stamp:
                 try:
                     await self._round(stub)
                 except grpc.aio.AioRpcError as error:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from services.rpc.access_config import AccessConfig
 from services.worker.device_config import DeviceConfig
 from tessera.values.config import ConfigError, check_choices, check_minimums
 
@@ -124,6 +125,7 @@ class WorkerConfig:
     batch_invariant: bool = False  # the same bits for a request in any batch, however its context was computed
     heartbeat_ms: int = 500
     drain_grace_s: float = 10.0  # after SIGTERM: how long its requests may take to go elsewhere, or to end
+    access: AccessConfig = field(default_factory=AccessConfig)
     ready_file: Path | None = None
     log_level: str = "info"
 

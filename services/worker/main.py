@@ -56,7 +56,7 @@ async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine], ra
     is, and any bug that ends the engine: the process must not go on with slots that it cannot trust. A signal that comes while the
     model loads leaves a thread at it."""
     stop, lost = stop_signal(), (ranks or RankProcesses(config)).lost
-    server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file))
+    server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file, access=config.access))
     servicer = WorkerServicer(config.heartbeat_ms / 1000)
     server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, servicer, SERVICE_NAME, ready=False)
     address = await server.start(announce=False)

@@ -10,7 +10,9 @@ With several gateways, as in `Client(["10.0.0.1:50051", "10.0.0.2:50051"])`, an 
 """
 
 from tessera.client.async_client import AsyncClient
+from tessera.client.connection import Tls
 from tessera.client.errors import (
+    AccessDenied,
     AlreadyExists,
     DeadlineExceeded,
     FailedPrecondition,
@@ -27,6 +29,7 @@ from tessera.client.results import Answer, Finish, FinishReason, Model, Piece, T
 from tessera.client.sync_client import Client
 
 __all__ = [
+    "AccessDenied",
     "AlreadyExists",
     "Answer",
     "AsyncClient",
@@ -48,6 +51,7 @@ __all__ = [
     "RequestAborted",
     "TesseraError",
     "Timings",
+    "Tls",
     "TokenLogprob",
     "TokenLogprobs",
     "ToolCall",

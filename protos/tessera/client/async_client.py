@@ -9,7 +9,15 @@ from typing import Any, Self, Unpack
 import grpc
 
 from tessera.client import convert
-from tessera.client.connection import CHANNEL_OPTIONS, RESUME_TIMEOUT_S, SHORT_CALL_TIMEOUT_S, Gateways, split_addresses
+from tessera.client.connection import (
+    CHANNEL_OPTIONS,
+    RESUME_TIMEOUT_S,
+    SHORT_CALL_TIMEOUT_S,
+    Gateways,
+    Tls,
+    metadata_of,
+    split_addresses,
+)
 from tessera.client.errors import NotFound, TesseraError, error_of
 from tessera.client.request import (
     ChatMessage,
@@ -31,13 +39,21 @@ class AsyncClient:
     TesseraError."""
 
     def __init__(
-        self, addresses: str | Sequence[str], *, resume_timeout_s: float = RESUME_TIMEOUT_S, retry_overloaded: bool = False
+        self,
+        addresses: str | Sequence[str],
+        *,
+        resume_timeout_s: float = RESUME_TIMEOUT_S,
+        retry_overloaded: bool = False,
+        tls: Tls | None = None,
+        token: str = "",
     ) -> None:
         """`addresses` is one `host:port` per gateway, in a sequence or separated by commas; or a target that gRPC resolves, for example
-        `dns:///gateways:50051`. Nothing is sent before the first call. Raises ValueError for an empty address or one given twice."""
+        `dns:///gateways:50051`. Nothing is sent before the first call. Without `tls` the connection is in plain text, a `token` (who the
+        caller is, to gateways that ask) included. Raises ValueError for an empty address or one given twice, and what `Tls` raises."""
         self._gateways = Gateways(split_addresses(addresses))
         self._policy = ResumePolicy(len(self._gateways.addresses), resume_timeout_s, retry_overloaded)
-        self._channels = [grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) for address in self._gateways.addresses]
+        self._metadata = metadata_of(token)
+        self._channels = [_open_channel(address, tls) for address in self._gateways.addresses]
         self._stubs: list[Any] = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in self._channels]
         self._closed = asyncio.Event()
 
@@ -67,7 +83,7 @@ class AsyncClient:
             now_s = time.monotonic()
             gateway = answer.gateway
             timeout_s = time_left_s(options, now_s - began_s)
-            call = self._stubs[gateway].StreamGenerate(answer.request(now_s), timeout=timeout_s)
+            call = self._stubs[gateway].StreamGenerate(answer.request(now_s), timeout=timeout_s, metadata=self._metadata)
             try:
                 async for message in call:
                     piece = answer.take(convert.piece_from_proto(message))
@@ -95,7 +111,8 @@ class AsyncClient:
         failure: TesseraError | None = None
         for gateway in self._gateways.order():
             try:
-                await self._stubs[gateway].Abort(pb.AbortRequest(request_id=request_id), timeout=SHORT_CALL_TIMEOUT_S)
+                request = pb.AbortRequest(request_id=request_id)
+                await self._stubs[gateway].Abort(request, timeout=SHORT_CALL_TIMEOUT_S, metadata=self._metadata)
                 return
             except grpc.RpcError as error:
                 found = error_of(error, request_id)
@@ -133,7 +150,9 @@ class AsyncClient:
         order = self._gateways.order()
         for gateway in order:
             try:
-                return await getattr(self._stubs[gateway], method)(request, timeout=SHORT_CALL_TIMEOUT_S)
+                return await getattr(self._stubs[gateway], method)(
+                    request, timeout=SHORT_CALL_TIMEOUT_S, metadata=self._metadata
+                )
             except grpc.RpcError as error:
                 failure = error_of(error)
                 if not is_broken(failure) or gateway == order[-1]:
@@ -148,3 +167,9 @@ class AsyncClient:
                 return await self._closed.wait()
         except TimeoutError:
             return False
+
+
+def _open_channel(address: str, tls: Tls | None) -> grpc.aio.Channel:
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, tls.credentials(), options=[*CHANNEL_OPTIONS, *tls.options()])

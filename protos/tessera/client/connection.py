@@ -2,6 +2,10 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
 
 from tessera.client.errors import TesseraError
 
@@ -30,6 +34,41 @@ SHORT_CALL_TIMEOUT_S = 30.0
 
 RESUME_TIMEOUT_S = 60.0
 """How long an answer is tried to be gone on with, where nothing new of it comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """TLS to gateways, from PEM files, which are read when a client is made. `ca` proves the gateways (None: the authorities that gRPC knows);
+    `cert` and `key` are the client's own, both or neither. `server_name` is what the gateways' certificates say where it is not the host."""
+
+    ca: Path | str | None = None
+    cert: Path | str | None = None
+    key: Path | str | None = None
+    server_name: str = ""
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Raises OSError where a file cannot be read, ValueError where only one of `cert` and `key` is given."""
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key go together: give both or neither")
+        ca, key, cert = (Path(file).read_bytes() if file is not None else None for file in (self.ca, self.key, self.cert))
+        return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+    def options(self) -> list[tuple[str, int | str]]:
+        """Channel options."""
+        return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def metadata_of(token: str) -> Metadata:
+    """What goes with every call. Raises ValueError for a token that cannot be sent."""
+    if not token:
+        return ()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError("a token has printable ASCII characters and no spaces")
+    return (("authorization", f"Bearer {token}"),)
+
 
 _LISTS_OF_THEIR_OWN = ("ipv4:", "ipv6:")
 """Targets in which a comma separates addresses that gRPC itself chooses from."""

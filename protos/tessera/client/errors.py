@@ -55,6 +55,10 @@ class FailedPrecondition(TesseraError):
     """The servers do not fit together."""
 
 
+class AccessDenied(TesseraError):
+    """The gateway does not know the caller, or does not let it do this; `code` says which."""
+
+
 class RequestAborted(TesseraError):
     """Another stream took the request over."""
 
@@ -84,6 +88,8 @@ _CLASSES: dict[grpc.StatusCode, type[TesseraError]] = {
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
     grpc.StatusCode.FAILED_PRECONDITION: FailedPrecondition,
+    grpc.StatusCode.UNAUTHENTICATED: AccessDenied,
+    grpc.StatusCode.PERMISSION_DENIED: AccessDenied,
     grpc.StatusCode.ABORTED: RequestAborted,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.INTERNAL: InternalError,
