@@ -4,7 +4,7 @@ import hashlib
 import io
 import json
 import zipfile
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 import numpy as np
@@ -222,6 +222,41 @@ def test_a_client_that_is_gone_ends_its_request_though_others_may_resume(run_asy
             submit = await end.hear(Submit)
             call.cancel()
             assert (await end.hear(Abort)).request_id == submit.submission.request_id
+
+    run_async(scenario())
+
+
+def test_a_deadline_that_passes_ends_the_request(run_async, house):
+    async def scenario():
+        async with engine(house) as (_, end, stub):
+            call = stub.Generate(request(), timeout=0.3)
+            submit = await end.hear(Submit)
+            assert (await refused(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert (await end.hear(Abort)).request_id == submit.submission.request_id
+
+    run_async(scenario())
+
+
+def test_streams_that_outlive_the_grace_end_as_unavailable(run_async, house):
+    async def scenario():
+        async with AsyncExitStack() as clients:
+            async with house(engine_listen="127.0.0.1:0") as h:
+                channel = await clients.enter_async_context(open_channel(h.gateway.engine_address))
+                end = await h.session()
+                call = vllm_engine_pb2_grpc.VllmEngineStub(channel).Generate(request())
+                await end.hear(Submit)
+            error = await refused(call)
+        assert (error.code(), reason_and_fields(error)[0]) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+
+    run_async(scenario())
+
+
+def test_the_ready_file_has_both_addresses(run_async, house, tmp_path):
+    async def scenario():
+        file = tmp_path / "ready.json"
+        async with house(engine_listen="127.0.0.1:0", ready_file=file) as h:
+            assert json.loads(file.read_text()) == {"address": h.gateway.address, "engine_address": h.gateway.engine_address}
+        assert not file.exists()
 
     run_async(scenario())
 
