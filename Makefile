@@ -72,6 +72,10 @@ $(VENV)/.installed: pyproject.toml protos/pyproject.toml
 setup-aiter: ## Create VENV_AITER, for test-aiter (some 2 GB; again only when a pyproject.toml changed)
 	@$(MAKE) --no-print-directory setup VENV=$(VENV_AITER) EXTRAS=worker,aiter-tests WEIGHTS=
 
+.PHONY: setup-node
+setup-node: ## Fetch what the example in Node needs, so that its test runs
+	@$(call stage,node packages,npm --prefix examples/node ci --silent)
+
 .PHONY: check
 check: setup ## Run every static check: lint, format, types, import contracts, tidiness, protos (under a minute)
 	@$(call stage,ruff,$(BIN)/ruff check .)

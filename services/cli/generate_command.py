@@ -4,8 +4,9 @@ import asyncio
 import json
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -25,12 +26,14 @@ from tessera.client import (
 )
 from tessera.client.connection import split_addresses
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 FAILED = 1
 REFUSED = 2
 UNREACHABLE = 3
 INTERRUPTED = 130
 
-_EXIT_STATUS = {InvalidArgument: REFUSED, NotFound: REFUSED, Unavailable: UNREACHABLE, DeadlineExceeded: UNREACHABLE}
+EXIT_STATUS = {InvalidArgument: REFUSED, NotFound: REFUSED, Unavailable: UNREACHABLE, DeadlineExceeded: UNREACHABLE}
 """Exit status per kind of error; FAILED for the others."""
 
 
@@ -41,34 +44,50 @@ def _addresses(_context: click.Context, _parameter: click.Parameter, given: tupl
         raise click.BadParameter(str(error)) from error
 
 
+_GATEWAY_OPTIONS = [
+    click.option(
+        "--gateway",
+        "--address",
+        "gateways",
+        multiple=True,
+        default=(DEFAULT_LISTEN,),
+        show_default=True,
+        callback=_addresses,
+        metavar="HOST:PORT",
+        help="A gateway; may be given several times: where one fails the answer goes on with the next.",
+    ),
+    click.option("--model", default="", metavar="NAME", help="A served model; not needed where there is only one."),
+    click.option(
+        "--timeout-s",
+        type=click.FloatRange(min=0, min_open=True),
+        default=300.0,
+        show_default=True,
+        help="Give up after so long.",
+    ),
+    click.option(
+        "--resume-timeout-s",
+        type=click.FloatRange(min=0),
+        default=RESUME_TIMEOUT_S,
+        show_default=True,
+        help="Give up when no gateway could go on with the answer for so long; 0: at the first failure.",
+    ),
+]
+
+
+def gateway_options(command: Command) -> Command:
+    """Give a command the options that say whom to ask, and for how long."""
+    for option in reversed(_GATEWAY_OPTIONS):
+        command = option(command)
+    return command
+
+
 @click.command("generate", short_help="Send a prompt and stream the answer.")
 @click.argument("prompt")
-@click.option(
-    "--gateway",
-    "--address",
-    "gateways",
-    multiple=True,
-    default=(DEFAULT_LISTEN,),
-    show_default=True,
-    callback=_addresses,
-    metavar="HOST:PORT",
-    help="A gateway; may be given several times: where one fails the answer goes on with the next.",
-)
+@gateway_options
 @access_options
-@click.option("--model", default="", metavar="NAME", help="A served model; not needed where there is only one.")
 @sampling_options
-@request_options
+@request_options()
 @click.option("--stop", multiple=True, metavar="TEXT", help="A string that ends the answer; may be given up to 16 times.")
-@click.option(
-    "--timeout-s", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True, help="Give up after so long."
-)
-@click.option(
-    "--resume-timeout-s",
-    type=click.FloatRange(min=0),
-    default=RESUME_TIMEOUT_S,
-    show_default=True,
-    help="Give up when no gateway could go on with the answer for so long; 0: at the first failure.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object at the end instead of text as it comes.")
 def command(prompt: str, **options: Any) -> None:
     """Send PROMPT to a running gateway (`-` reads it from standard input) and stream the answer to standard output.
@@ -96,7 +115,7 @@ def command(prompt: str, **options: Any) -> None:
         )
     except TesseraError as error:
         click.echo(f"Error: {error}", err=True)
-        sys.exit(_EXIT_STATUS.get(type(error), FAILED))
+        sys.exit(EXIT_STATUS.get(type(error), FAILED))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     click.echo(_as_json(answer) if options["as_json"] else "")

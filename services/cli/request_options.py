@@ -20,11 +20,16 @@ _LIMITS = {
 _CHAT = ("chat", "system", "prefill", "tools", "template_args")
 
 
-def request_options(command: Command) -> Command:
-    """Give a command these options; `chat_of` and `given_request` read them."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+def request_options(without: tuple[str, ...] = ()) -> Callable[[Command], Command]:
+    """Give a command these options but some, which are as if not given; `chat_of` and `given_request` read them."""
+
+    def decorate(command: Command) -> Command:
+        for name, option in reversed(_OPTIONS.items()):
+            if name not in without:
+                command = option(command)
+        return command
+
+    return decorate
 
 
 def chat_of(text: str, options: dict[str, Any]) -> Prompt:
@@ -39,7 +44,7 @@ def chat_of(text: str, options: dict[str, Any]) -> Prompt:
 def given_request(options: dict[str, Any]) -> GenerateOptions:
     """Those that were given, as the client takes them."""
     given = GenerateOptions()
-    if options["prefill"]:
+    if options.get("prefill"):
         given["continue_final_message"] = True
     if options["tools"]:
         given["tools"] = options["tools"]
@@ -81,39 +86,43 @@ def _template_arg(item: str) -> tuple[str, Any]:
         return name, value
 
 
-_OPTIONS = [
-    click.option("--chat", is_flag=True, help="Send PROMPT as a user's message through the model's chat template."),
-    click.option("--system", metavar="TEXT", help="System message before PROMPT; implies --chat."),
-    click.option("--prefill", metavar="TEXT", help="Begin of the answer, which the model goes on with; implies --chat."),
-    click.option(
+_OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "chat": click.option("--chat", is_flag=True, help="Send PROMPT as a user's message through the model's chat template."),
+    "system": click.option("--system", metavar="TEXT", help="System message before all others; implies a chat."),
+    "prefill": click.option(
+        "--prefill", metavar="TEXT", help="Begin of the answer, which the model goes on with; implies --chat."
+    ),
+    "tools": click.option(
         "--tools",
         type=click.File(),
         callback=_tools,
         metavar="FILE",
-        help="JSON list of tools that the chat template tells the model of; implies --chat.",
+        help="JSON list of tools that the chat template tells the model of; implies a chat.",
     ),
-    click.option(
+    "template_args": click.option(
         "--template-arg",
         "template_args",
         multiple=True,
         callback=_template_args,
         metavar="NAME=VALUE",
-        help="A variable of the chat template, for example enable_thinking=false; VALUE is JSON, or else text. Implies --chat.",
+        help="A variable of the chat template, for example enable_thinking=false; VALUE is JSON, or else text. Implies a chat.",
     ),
-    click.option(
+    "priority": click.option(
         "--priority",
         type=click.IntRange(-(2**31), 2**31 - 1),
         metavar="INTEGER",
         help="The lower number goes first, where the scheduler's queue is by priority.  [default: 0]",
     ),
-    click.option("--cache-salt", metavar="TEXT", help="Share cached prefixes only with requests of the same salt."),
-    *(
-        click.option(
+    "cache_salt": click.option(
+        "--cache-salt", metavar="TEXT", help="Share cached prefixes only with requests of the same salt."
+    ),
+    **{
+        name: click.option(
             f"--{name.replace('_', '-')}",
             type=click.IntRange(1, 2**31 - 1),
             metavar="INTEGER",
             help=f"End the request where it {what} within so many milliseconds.",
         )
         for name, what in _LIMITS.items()
-    ),
-]
+    },
+}
