@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.rpc.access_config import AccessConfig
-from services.rpc.addresses import check_targets
+from services.rpc.addresses import check_targets, is_local
 from tessera.values.config import ConfigError, check_minimums
 
 
@@ -49,3 +49,9 @@ class GatewayConfig:
         for name in ("model", "listen"):
             if not getattr(self, name):
                 raise ConfigError(f"{name} must not be empty")
+        knows_callers = self.access.tokens is not None or self.tls_client_ca is not None
+        if self.engine_listen and knows_callers and not is_local(self.engine_listen):
+            raise ConfigError(
+                f"engine_listen {self.engine_listen} would answer everybody, past tokens and certificates, which its protocol does not have: "
+                f"listen on 127.0.0.1 or unix:/PATH, where only what runs beside the gateway gets in"
+            )

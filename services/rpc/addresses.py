@@ -38,6 +38,11 @@ def _check_host_and_port(field: str, target: str) -> None:
         raise ConfigError(f"{field}: {target!r} has no name that can be looked up: {error}") from error
 
 
+def is_local(address: str) -> bool:
+    """Whether only processes of this machine reach HOST:PORT or `unix:/PATH`."""
+    return address.startswith("unix:") or address.rpartition(":")[0] in ("127.0.0.1", "[::1]", "localhost")
+
+
 async def addresses(targets: Sequence[str], refresh_s: float = REFRESH_S) -> AsyncIterator[frozenset[str]]:
     """All addresses at present, at once and then after each change. Without `dns:///` targets there is only the first.
 

@@ -25,6 +25,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services.gateway import main
 from services.gateway.config import GatewayConfig
 from services.gateway.servicer import SERVICE_NAME
+from services.rpc.access_config import AccessConfig
 from services.rpc.channel import open_channel
 from tessera.v1 import inference_pb2 as pb
 from tessera.v1 import inference_pb2_grpc
@@ -294,3 +295,13 @@ def test_a_request_that_waits_for_a_scheduler_is_refused_as_soon_as_its_gateway_
 def test_a_configuration_that_cannot_work_is_refused(option, value):
     with pytest.raises(ConfigError, match=option):
         GatewayConfig(**{"scheduler": ("a:1",), "model": MODEL, option: value})
+
+
+def test_a_port_without_tokens_is_not_open_to_others_beside_one_that_asks_for_them(tmp_path):
+    """The engine's protocol has no word for who calls."""
+    asks = {"scheduler": ("a:1",), "model": MODEL, "access": AccessConfig(tokens=tmp_path / "tokens")}
+    with pytest.raises(ConfigError, match=r"engine_listen 0\.0\.0\.0:50060 would answer everybody"):
+        GatewayConfig(**asks, engine_listen="0.0.0.0:50060")
+    for local in ("127.0.0.1:50060", "unix:/run/engine"):
+        assert GatewayConfig(**asks, engine_listen=local).engine_listen == local
+    assert GatewayConfig(scheduler=("a:1",), model=MODEL, engine_listen="0.0.0.0:50060")
