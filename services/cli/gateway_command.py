@@ -23,6 +23,10 @@ _TEXTS = {
     "heartbeat_ms": Text("A scheduler silent for three of these is connected to again.", "MS"),
     "detach_grace_ms": Text("How long the request of a client that has left waits for its resume. 0 aborts it at once.", "MS"),
     "max_concurrent_requests": Text("More at once are refused (RESOURCE_EXHAUSTED); of resumes, twice as many.", "COUNT"),
+    "max_requests_per_principal": Text(
+        "Of these, most of one principal (who a token or a certificate belongs to); of resumes, twice as many. 0: no limit of its own.",
+        "COUNT",
+    ),
     **ACCESS_TEXTS,
     "tls_client_ca": Text("CA (PEM) of clients: with it each must have a certificate, whose name is the principal.", "PATH"),
     "share_prefixes": Text(

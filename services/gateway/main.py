@@ -67,7 +67,7 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
             serves.health.set_ready(name, ready)
 
     session = SchedulerSession(config, tokenizer, standing)
-    calls = RunningCalls(config.max_concurrent_requests, session.live)
+    calls = RunningCalls(config.max_concurrent_requests, session.live, config.max_requests_per_principal)
     servicer = InferenceServicer(session, calls, config.scheduler_wait_ms / 1000, config.share_prefixes)
     add = inference_pb2_grpc.add_InferenceServiceServicer_to_server
     server.add(add, servicer, SERVICE_NAME, ready=False, role=Role.PUBLIC)

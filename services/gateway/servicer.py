@@ -50,7 +50,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         """The whole answer."""
-        with self._calls.one(is_resume=False):
+        with self._calls.one(is_resume=False, principal=current_principal()):
             stream = await self._start(request, context.time_remaining())
             deltas: list[Delta] = []
             try:
@@ -62,7 +62,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def StreamGenerate(self, request: pb.StreamGenerateRequest, context: Any) -> None:
         """The answer piece by piece, after a resume what is left of it; a client that reads slowly gets larger pieces."""
-        with self._calls.one(is_resume=request.HasField("resume")):
+        with self._calls.one(is_resume=request.HasField("resume"), principal=current_principal()):
             stream = await self._start(request, context.time_remaining())
             submission, tokenizer = stream.submission, stream.tokenizer
             try:
