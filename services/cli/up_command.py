@@ -147,15 +147,19 @@ def _how_to_go_on(config: UpConfig) -> str:
     if programs.is_relative_to(Path.cwd()):
         programs = programs.relative_to(Path.cwd())
     address = "" if config.listen == DEFAULT_LISTEN else f" --address {config.listen}"
-    http = f"""
-OpenAI's and Anthropic's APIs on {local_url(config.http)}:
-  curl {local_url(config.http)}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"model": "{served_name(config.model)}", "max_tokens": 100, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'"""
     return f"""
 Serving on {config.listen} until Ctrl-C. In another terminal:
   {programs}/tessera generate{address} --chat "Write a haiku about rivers."
   {programs}/buf curl --protocol grpc --http2-prior-knowledge -d '{{"generation": {{"text": "Once upon a time"}}}}' \\
-    http://{config.listen}/tessera.v1.InferenceService/StreamGenerate{http if config.http else ""}"""
+    http://{config.listen}/tessera.v1.InferenceService/StreamGenerate{_how_by_http(config) if config.http else ""}"""
+
+
+def _how_by_http(config: UpConfig) -> str:
+    url = local_url(config.http)
+    return f"""
+OpenAI's and Anthropic's APIs on {url}:
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "{served_name(config.model)}", "max_tokens": 100, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'"""
 
 
 def _say(line: str) -> None:
