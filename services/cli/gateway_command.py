@@ -34,6 +34,9 @@ _TEXTS = {
         "for all gateways."
     ),
     "token_file": TOKEN_FILE,
+    "metrics_listen": Text(
+        "Where Prometheus reads /metrics (plain HTTP). Port 0 takes a free one; empty: nowhere.", "HOST:PORT"
+    ),
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
     "drain_grace_s": Text("After SIGTERM, how long running requests may go on; then their clients are sent on.", "SECONDS"),
     "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),

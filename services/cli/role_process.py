@@ -8,7 +8,7 @@ import click
 
 from gateway.errors import GatewayError
 from services.cli.config_options import said_of_options
-from services.rpc.server import BindError
+from services.rpc.bind_error import BindError
 from tessera.values.config import ConfigError
 from tessera.values.known_models import ModelError
 

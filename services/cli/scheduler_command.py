@@ -101,6 +101,9 @@ _TEXTS: dict[str, Text | None] = {
     "worker_silence_ms": Text("A worker silent for this long is lost: its requests go on elsewhere.", "MS"),
     **ACCESS_TEXTS,
     "token_file": TOKEN_FILE,
+    "metrics_listen": Text(
+        "Where Prometheus reads /metrics (plain HTTP). Port 0 takes a free one; empty: nowhere.", "HOST:PORT"
+    ),
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
     "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),
 }

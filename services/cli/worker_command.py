@@ -53,6 +53,9 @@ _TEXTS = {
     "heartbeat_ms": Text("How often the worker says that it lives.", "MS"),
     "drain_grace_s": Text("After SIGTERM, how long its requests may take to go to other workers, or to end.", "SECONDS"),
     **ACCESS_TEXTS,
+    "metrics_listen": Text(
+        "Where Prometheus reads /metrics (plain HTTP). Port 0 takes a free one; empty: nowhere.", "HOST:PORT"
+    ),
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
     "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),
 }

@@ -32,6 +32,7 @@ class GatewayConfig:
     tls_client_ca: Path | None = None  # what proves clients, who must have a certificate then
     share_prefixes: bool = False  # whether principals may find each other's prompts in the prefix cache
     token_file: Path | None = None  # holds the token that schedulers know this gateway by
+    metrics_listen: str = ""  # host:port of /metrics; empty: not served
     ready_file: Path | None = None
     drain_grace_s: float = 30.0  # how long running requests may go on after SIGTERM
     log_level: str = "info"

@@ -4,15 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from gateway.tokenizer_source import load_tokenizer
 from services.gateway.config import GatewayConfig
 from services.gateway.engine_protocol import check_installed
+from services.gateway.metrics import gateway_metrics
 from services.gateway.running_calls import RunningCalls
 from services.gateway.servicer import SERVICE_NAME, InferenceServicer
 from services.gateway.session import SchedulerSession
 from services.rpc.channel import use_identity
 from services.rpc.logs import configure_logs
+from services.rpc.metrics_server import MetricsServer
 from services.rpc.server import RpcServer, ServerConfig, stop_signal
 from services.rpc.tokens import Role
 from tessera.v1 import inference_pb2_grpc
@@ -48,6 +51,7 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
     if config.engine_listen:
         check_installed()
     tokenizer = await asyncio.to_thread(load_tokenizer, locate(config.model))
+    metrics = MetricsServer(config.metrics_listen) if config.metrics_listen else None
     server = RpcServer(
         ServerConfig(
             listen=config.listen,
@@ -57,7 +61,8 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
             access=config.access,
             is_public=True,
             client_ca=config.tls_client_ca,
-        )
+        ),
+        metrics,
     )
 
     services = {SERVICE_NAME: server}
@@ -71,11 +76,13 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
     servicer = InferenceServicer(session, calls, config.scheduler_wait_ms / 1000, config.share_prefixes)
     add = inference_pb2_grpc.add_InferenceServiceServicer_to_server
     server.add(add, servicer, SERVICE_NAME, ready=False, role=Role.PUBLIC)
+    if metrics is not None:
+        metrics.show(partial(gateway_metrics, session, calls))
     others: dict[str, str] = {}
     if config.engine_listen:
         from services.gateway.vllm_engine import port  # here: the protocol is an extra
 
-        services[port.SERVICE_NAME] = engine = port.engine_server(config, session, calls)
+        services[port.SERVICE_NAME] = engine = port.engine_server(config, session, calls, metrics)
         others["engine_address"] = await engine.start()
     address = await server.start(others=others)
     sessions = asyncio.create_task(session.run())

@@ -27,6 +27,11 @@ class RunningCalls:
         self._idle = asyncio.Event()
         self._idle.set()
 
+    @property
+    def count(self) -> int:
+        """Those that run."""
+        return self._count
+
     @contextmanager
     def one(self, is_resume: bool, principal: str = "") -> Iterator[None]:
         """One call, for as long as the body runs. Raises Overloaded where there are too many, of all or of `principal`. Those of nobody in

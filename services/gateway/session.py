@@ -93,6 +93,11 @@ class SchedulerSession:
             async for present in addresses(self._config.scheduler):
                 self._set_links(present, group)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether a leader has answered."""
+        return self._connected
+
     def drain(self) -> None:
         """Take no new request from now on; those that run go on."""
         self._draining = True

@@ -27,7 +27,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        kind = _kind_of(handler)
+        kind = kind_of(handler)
         function = getattr(handler, kind)
         deserialize = handler.request_deserializer
         guard = _guard_stream if inspect.isasyncgenfunction(function) else _guard_call
@@ -38,7 +38,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         )
 
 
-def _kind_of(handler: Any) -> str:
+def kind_of(handler: Any) -> str:
+    """The attribute in which a handler has its function: `unary_unary` and so on."""
     request = "stream" if handler.request_streaming else "unary"
     return f"{request}_{'stream' if handler.response_streaming else 'unary'}"
 

@@ -24,8 +24,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.rpc.access import AccessInterceptor, Gatekeeper
 from services.rpc.access_config import AccessConfig
+from services.rpc.bind_error import BindError
 from services.rpc.health import HealthServicer
 from services.rpc.interceptor import ErrorInterceptor
+from services.rpc.metrics_server import MetricsServer
 from services.rpc.reflection import add_reflection
 from services.rpc.tls import TlsFiles, server_credentials
 from services.rpc.tokens import Role, TokenFile
@@ -39,14 +41,10 @@ INNER_MESSAGE_BYTES = 256 << 20
 _HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
-class BindError(Exception):
-    """The address cannot be listened on, or not be told; the message names it."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """`listen` is `host:port` (port 0: any free one) or `unix:/path`. `ready_file` gets the JSON object `{"address": ...}`, and
-    `health_address` where there is one, once the server answers; it goes away at the end. `connection_age_s`: after this long a connection is
+    """`listen` is `host:port` (port 0: any free one) or `unix:/path`. `ready_file` gets the JSON object `{"address": ...}`, with
+    `health_address` and `metrics` where these are served, once the server answers; it goes away at the end. `connection_age_s`: after this long a connection is
     asked to end, so that clients look for new servers; streams on it go on. None: never, for links between our own processes.
     `is_public`: clients are not of this system, and it is `client_ca` instead of the system's CA that proves them."""
 
@@ -98,13 +96,22 @@ class ServerConfig:
 
 class RpcServer:
     """A server before, while and after it runs. `add` comes before `start`. Belongs to one event loop. Raises ConfigError where its tokens
-    cannot be used."""
+    cannot be used.
 
-    def __init__(self, config: ServerConfig) -> None:
+    Where there are `metrics`, its calls are counted there, and they are served for as long as it runs.
+    """
+
+    def __init__(self, config: ServerConfig, metrics: MetricsServer | None = None) -> None:
         self.health = HealthServicer()
         self._config = config
+        self._metrics = metrics
         self._roles: dict[str, Role] = {}
-        interceptors = [ErrorInterceptor(), AccessInterceptor(config.gatekeeper(), self._roles)]
+        interceptors: list[grpc.aio.ServerInterceptor] = [
+            ErrorInterceptor(),
+            AccessInterceptor(config.gatekeeper(), self._roles),
+        ]
+        if metrics is not None:
+            interceptors.insert(0, metrics.calls)
         self._server = grpc.aio.server(interceptors=interceptors, options=config.options())
         self._health_server: grpc.aio.Server | None = None
         self._health_address = ""
@@ -133,6 +140,8 @@ class RpcServer:
         tls = self._config.tls
         address = _bind(self._server, self._config.listen, server_credentials(tls) if tls is not None else None)
         await self._start_health()
+        if self._metrics is not None:
+            self._metrics.start()
         await self._server.start()
         if announce:
             self.announce(address, others)
@@ -143,9 +152,10 @@ class RpcServer:
         """Write the ready file, where one is configured; `others` are further addresses, by name. Raises BindError where that cannot be."""
         if self._config.ready_file is None:
             return
+        told = {} if self._metrics is None else {"metrics": self._metrics.address}
         try:
             health = {"health_address": self._health_address} if self._health_address else {}
-            _write_whole(self._config.ready_file, json.dumps({"address": address, **health, **(others or {})}) + "\n")
+            _write_whole(self._config.ready_file, json.dumps({"address": address, **health, **(others or {}), **told}) + "\n")
         except OSError as error:
             raise BindError(f"cannot write ready_file {self._config.ready_file}: {error.strerror}") from error
 
@@ -157,6 +167,8 @@ class RpcServer:
         await self._server.stop(grace_s)
         if self._health_server is not None:
             await self._health_server.stop(0)
+        if self._metrics is not None:
+            await self._metrics.stop()
         _log.info("stopped")
 
     async def _start_health(self) -> None:

@@ -25,6 +25,7 @@ class SchedulerConfig:
     worker_silence_ms: int = 2000  # a worker that says nothing for this long is lost; its requests go on elsewhere
     access: AccessConfig = field(default_factory=AccessConfig)
     token_file: Path | None = None  # holds the token that workers know this scheduler by
+    metrics_listen: str = ""  # host:port of /metrics; empty: not served
     ready_file: Path | None = None
     log_level: str = "info"
 

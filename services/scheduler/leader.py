@@ -21,6 +21,8 @@ from services.scheduler.core.recovered import Recovered
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.streams import Streams
 from services.scheduler.core.worker_loss import LEFT, WorkerLoss
+from services.scheduler.idle_watch import IdleWatch
+from services.scheduler.leader_sight import LeaderSight
 from services.scheduler.notice import Notice
 from services.scheduler.sessions import GatewaySession
 from services.scheduler.spec_log import SpecLog
@@ -46,9 +48,6 @@ from tessera.values.session import (
 )
 
 _log = structlog.get_logger()
-
-INTEGRITY_IDLE_US = 2_000_000
-"""Idle time after which the cores are checked: it costs a pass over all blocks."""
 
 _REJECT = {
     RefusalReason.TOO_LONG: RejectReason.TOO_LONG,
@@ -86,8 +85,7 @@ class Leader:
         self._orphans_until_us: int | None = None  # while there may be some
         self._broken: Exception | None = None  # why nothing more may be sent or written
         self._handing_over = False
-        self._idle_since_us: int | None = None
-        self._is_checked = False
+        self._idle_watch = IdleWatch(self.scheduler)
         self._shortage = Notice(_log)
         self._length_told = 0
         self._spec_log = SpecLog()
@@ -238,6 +236,11 @@ class Leader:
         """Whether the store has acknowledged the whole state, and has not been seen to lose it."""
         return self._journal.is_stored
 
+    def sight(self) -> LeaderSight:
+        """What there is to see at this moment."""
+        unsent = {session.gateway_id.hex(): count for session, count in self._streams.unsent_tokens.items()}
+        return LeaderSight.of(self._model.name, self.epoch.number, self.scheduler, self._journal, unsent, self._clock())
+
     # -- time
 
     def tick(self) -> None:
@@ -256,20 +259,7 @@ class Leader:
             self._shortage.say("requests wait for a larger worker", wait_ms=self._config.capacity_wait_ms, **asdict(shortage))
         self._spec_log.look(self.scheduler.spec_stats)
         self._settle(None)
-        self._note_idle(now)
-
-    def _note_idle(self, now: int) -> None:
-        """Say once per idle time how much there is, and check once that all parts tell one story."""
-        load = self.scheduler.load()
-        if load.num_running or load.num_waiting or load.num_swapped:
-            self._idle_since_us, self._is_checked = None, False
-        elif self._idle_since_us is None:
-            self._idle_since_us = now
-            _log.debug("idle", **asdict(load))
-        elif not self._is_checked and now - self._idle_since_us >= INTEGRITY_IDLE_US:
-            self._is_checked = True
-            self.scheduler.check_integrity()
-            _log.debug("integrity checked", **asdict(load))
+        self._idle_watch.look(now)
 
     # -- inside
 

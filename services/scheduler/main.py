@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from services.rpc.channel import use_identity
 from services.rpc.logs import configure_logs
+from services.rpc.metrics_server import MetricsServer
 from services.rpc.server import RpcServer, ServerConfig, stop_signal
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.metrics import scheduler_metrics
 from services.scheduler.sessions import SessionServicer
 from services.scheduler.store.redis_store import RedisStore
 from services.scheduler.terms import DURABLE, SERVICE_NAME, Terms
@@ -36,12 +39,15 @@ async def _run(config: SchedulerConfig) -> None:
 @contextlib.asynccontextmanager
 async def _serving(config: SchedulerConfig) -> AsyncIterator[Terms]:
     store = RedisStore(config.redis_url, config.group)
-    server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file, access=config.access))
+    metrics = MetricsServer(config.metrics_listen) if config.metrics_listen else None
+    server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file, access=config.access), metrics)
     sessions = SessionServicer()
     add: Any = session_pb2_grpc.add_SchedulerServiceServicer_to_server
     server.add(add, sessions, SERVICE_NAME, ready=False)
     server.health.set_ready(DURABLE, False)
     terms = Terms(config, store, sessions, server.health)
+    if metrics is not None:
+        metrics.show(partial(scheduler_metrics, terms))
     try:
         await server.start()
         yield terms

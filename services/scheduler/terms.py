@@ -7,6 +7,8 @@ import structlog
 
 from services.rpc.health import HealthServicer
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.leader import Leader
+from services.scheduler.leader_sight import LeaderSight
 from services.scheduler.notice import Notice
 from services.scheduler.sessions import SessionServicer
 from services.scheduler.standby import Standby
@@ -36,6 +38,7 @@ class Terms:
         self._sessions = sessions
         self._health = health
         self._present: Term | None = None
+        self._num_led = 0  # terms that have ended, and had begun to lead
         self._is_ending = False
         self._notice = Notice(_log)
         self.running = asyncio.create_task(self._run())
@@ -49,6 +52,19 @@ class Terms:
         self._is_ending = True
         self.running.cancel()
         await asyncio.wait((self.running,))
+
+    @property
+    def num_takeovers(self) -> int:
+        """How often this process has begun to lead."""
+        return self._num_led + (self._leader is not None)
+
+    def sight(self) -> LeaderSight | None:
+        """What there is to see of the present leader; None where this process does not lead."""
+        return self._leader.sight() if self._leader is not None else None
+
+    @property
+    def _leader(self) -> Leader | None:
+        return self._present.leader if self._present is not None else None
 
     def serving(self, is_serving: bool) -> None:
         """See `TermHealth`."""
@@ -85,5 +101,6 @@ class Terms:
                 if isinstance(end, Deposed) and end.worker:
                     await self._note_stranger(end, taken.epoch)
             finally:
+                self._num_led += term.leader is not None
                 self._present = None
                 self._sessions.stand_by()

@@ -126,6 +126,7 @@ class WorkerConfig:
     heartbeat_ms: int = 500
     drain_grace_s: float = 10.0  # after SIGTERM: how long its requests may take to go elsewhere, or to end
     access: AccessConfig = field(default_factory=AccessConfig)
+    metrics_listen: str = ""  # host:port of /metrics; empty: not served
     ready_file: Path | None = None
     log_level: str = "info"
 

@@ -42,10 +42,12 @@ class EngineThread:
 
     The engine belongs to the thread; the loop may use it after `fence` has returned and until the next `submit`. `crashed` never
     completes unless the engine raises something else than BatchRefused: RankLost, or a bug, after which what it holds cannot be trusted.
+    `note` is told of every outcome, in the thread.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, note: Callable[[ScheduledBatch, Outcome], None] | None = None) -> None:
         self.engine = engine
+        self._note = note
         self._loop = asyncio.get_running_loop()
         self.crashed: asyncio.Future[None] = self._loop.create_future()
         self._changed = threading.Condition()
@@ -125,11 +127,15 @@ class EngineThread:
             return item
 
     def _execute(self, batch: ScheduledBatch) -> Outcome:
+        outcome: Outcome
         try:
-            return self.engine.execute(batch)
+            outcome = self.engine.execute(batch)
         except BatchRefused as refusal:
             self.poison()  # here, before the loop hears of it: nothing may run behind a refused batch
-            return refusal
+            outcome = refusal
+        if self._note is not None:
+            self._note(batch, outcome)
+        return outcome
 
     def _call(self, function: Callable[[], None]) -> None:
         """Call `function` on the loop, unless the loop has ended."""

@@ -12,10 +12,12 @@ import structlog
 from model_worker.engine import Engine
 from model_worker.ranks.crew import RankLost
 from services.rpc.logs import configure_logs
+from services.rpc.metrics_server import MetricsServer
 from services.rpc.server import RpcServer, ServerConfig, stop_signal
 from services.worker.config import WorkerConfig
 from services.worker.engine_thread import EngineThread
 from services.worker.loading import load_engine, load_in_background
+from services.worker.metrics import StepMetrics, worker_metrics
 from services.worker.rank_processes import RankProcesses
 from services.worker.servicer import SERVICE_NAME, WorkerServicer
 from tessera.worker.v1 import worker_pb2_grpc
@@ -56,7 +58,8 @@ async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine], ra
     is, and any bug that ends the engine: the process must not go on with slots that it cannot trust. A signal that comes while the
     model loads leaves a thread at it."""
     stop, lost = stop_signal(), (ranks or RankProcesses(config)).lost
-    server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file, access=config.access))
+    metrics = MetricsServer(config.metrics_listen) if config.metrics_listen else None
+    server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file, access=config.access), metrics)
     servicer = WorkerServicer(config.heartbeat_ms / 1000)
     server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, servicer, SERVICE_NAME, ready=False)
     address = await server.start(announce=False)
@@ -67,7 +70,7 @@ async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine], ra
             lost.result()
         if not loading.done():
             return
-        thread = EngineThread(loading.result())
+        thread = _engine_thread(loading.result(), metrics)
         servicer.open(thread)
         server.health.set_ready(SERVICE_NAME, True)
         server.announce(address)
@@ -82,3 +85,10 @@ async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine], ra
         await thread.end()
     finally:
         await server.stop(STOP_GRACE_S if stop.done() else 0)
+
+
+def _engine_thread(engine: Engine, metrics: MetricsServer | None) -> EngineThread:
+    if metrics is None:
+        return EngineThread(engine)
+    metrics.show(partial(worker_metrics, engine.description))
+    return EngineThread(engine, StepMetrics(metrics.registry, engine.description.model.name).note)

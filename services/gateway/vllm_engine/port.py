@@ -6,14 +6,17 @@ from services.gateway.config import GatewayConfig
 from services.gateway.running_calls import RunningCalls
 from services.gateway.session import SchedulerSession
 from services.gateway.vllm_engine.servicer import VllmEngineServicer
+from services.rpc.metrics_server import MetricsServer
 from services.rpc.server import RpcServer, ServerConfig
 
 SERVICE_NAME: str = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 
 
-def engine_server(config: GatewayConfig, session: SchedulerSession, calls: RunningCalls) -> RpcServer:
+def engine_server(
+    config: GatewayConfig, session: SchedulerSession, calls: RunningCalls, metrics: MetricsServer | None = None
+) -> RpcServer:
     """The server, not started yet. Session and limits are those of the public API."""
-    server = RpcServer(ServerConfig(config.engine_listen, receive_bytes_max=config.receive_bytes_max))
+    server = RpcServer(ServerConfig(config.engine_listen, receive_bytes_max=config.receive_bytes_max), metrics)
     servicer = VllmEngineServicer(config, session, calls)
     server.add(vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server, servicer, SERVICE_NAME, ready=False)
     return server

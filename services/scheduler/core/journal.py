@@ -100,6 +100,10 @@ class Journal:
         """Records not yet handed to the store."""
         return len(self._backlog)
 
+    def lag_us(self, now_us: int) -> int:
+        """The age of the oldest record that the store has not acknowledged; 0 where it has all."""
+        return now_us - self._unacknowledged[0].since_us if self._unacknowledged else 0
+
     def add(self, changes: Changes, now_us: int, step: WorkerStep | None = None) -> Record:
         """Number the next changes; `step` names the worker output whose effects they hold, if they hold one's."""
         self.last_record += 1

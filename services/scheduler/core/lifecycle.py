@@ -7,6 +7,7 @@ from services.scheduler.core.replica import Replica
 from services.scheduler.core.request_book import RequestBook
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
+from services.scheduler.core.service_figures import ServiceFigures
 from services.scheduler.core.suspects import Suspects
 from services.scheduler.core.time_limits import TimeLimitQueue
 from services.scheduler.core.waiting_queue import WaitingQueue
@@ -16,7 +17,7 @@ from tessera.values.finish import Finish
 class Lifecycle:
     """All requests, the queue, the workers and the suspects, kept in step."""
 
-    __slots__ = ("_num_admissions", "book", "fleet", "limits", "suspects", "waiting")
+    __slots__ = ("_num_admissions", "book", "figures", "fleet", "limits", "suspects", "waiting")
 
     def __init__(self, queue_order: str = "fcfs") -> None:
         self.book = RequestBook()
@@ -24,12 +25,18 @@ class Lifecycle:
         self.fleet = Fleet()
         self.suspects = Suspects()
         self.limits = TimeLimitQueue()
+        self.figures = ServiceFigures()
         self._num_admissions = 0
 
     def next_admission(self) -> int:
         """A number above those of all admissions so far."""
         self._num_admissions += 1
         return self._num_admissions
+
+    def forget_counts(self) -> None:
+        """What has ended so far did so under an earlier leader."""
+        self.book.forget_counts()
+        self.figures = ServiceFigures()
 
     def begin(self, sequence: Sequence) -> None:
         """A new or recovered sequence waits."""
@@ -89,6 +96,7 @@ class Lifecycle:
         sequence.end(finish, now_us)
         self.book.ended(sequence)
         self.limits.discard(sequence)
+        self.figures.end(sequence)
         self.suspects.clear((sequence,))
 
     def lose(self, replica: Replica) -> None:

@@ -103,6 +103,7 @@ class OutputCommit:
                 self._book.decoded(sequence)
             else:
                 sequence.note_tokens(now_us)
+                self._lifecycle.figures.first_token(sequence)
                 self._book.touch(sequence)
         self._settle(replica, sequence, checked, now_us)
 

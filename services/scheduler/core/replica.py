@@ -21,6 +21,7 @@ from services.scheduler.core.record import BlockDelta
 from services.scheduler.core.replica_integrity import check_rows
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
+from services.scheduler.core.service_figures import TokenPace
 from services.scheduler.core.step_plan import IssuedBatch, StepPlan
 from services.scheduler.core.step_times import StepTimes
 from tessera.values.batch import NO_BLOCKS, NO_PAIRS, ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotSwap
@@ -74,6 +75,7 @@ class Replica:
         self.durable_step = 0
         self.progress_us = 0  # when its oldest batch in flight became the oldest
         self.step_times = StepTimes()
+        self.pace = TokenPace()
         self.is_attached = True
         self.is_leaving = False  # it has said that it is to end
         self.lanes = Lanes(limits.max_num_seqs, description.model.vocab_size, geometry.block_size)
@@ -219,6 +221,7 @@ class Replica:
             return pairs
         sequence.swap_out()
         self.swapped[sequence.request_id] = self.running.pop(sequence.request_id)
+        self.pace.leave()
         self.swap_outs.append(_swap(sequence, sequence.table.host_block_ids, pairs))
         return None
 
@@ -251,6 +254,8 @@ class Replica:
         self.drops.append(_drop(sequence, finish))
         heappush(self._free_slots, sequence.slot)
         self.manager.free(sequence.table)
+        if sequence.output_len:
+            self.pace.leave()
 
     def lose(self) -> list[Sequence]:
         """The worker is gone: take everything from its sequences, swapped ones too, and return them. Its next report tells of orphans anew."""

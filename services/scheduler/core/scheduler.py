@@ -26,6 +26,7 @@ from services.scheduler.core.record import Arrival
 from services.scheduler.core.recovered import Recovered
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.service_figures import ServiceFigures
 from services.scheduler.core.spec_stats import SpecStats
 from services.scheduler.core.step_plan import StepPlan
 from services.scheduler.core.stop_rules import stop_string_wins
@@ -230,8 +231,10 @@ class Scheduler:
         latency_us, replica.progress_us = now_us - replica.progress_us, now_us
         if not issued.sequences:
             return
-        replica.step_times.answered(issued.num_decodes, issued.num_prefill_positions, output.compute_us, latency_us)
-        self._totals.num_sampled_tokens += len(output.token_ids)
+        num_decodes, num_positions, num_tokens = issued.num_decodes, issued.num_prefill_positions, len(output.token_ids)
+        replica.step_times.answered(num_decodes, num_positions, output.compute_us, latency_us)
+        self._lifecycle.figures.step(replica.pace, num_decodes, num_positions, num_tokens, output.compute_us, now_us)
+        self._totals.num_sampled_tokens += num_tokens
         rest: Items[int] = range(len(issued.sequences))
         if not output.row_errors:
             rest = self._commit.lanes(replica, issued, output.token_ids, now_us)
@@ -257,7 +260,7 @@ class Scheduler:
         assert not len(self._book) and not list(self._fleet), "only a new scheduler restores"
         restore(self._lifecycle, self._config, recovered, reports, now_us)
         self._totals.num_contradictions += recovered.num_contradictions
-        self._book.forget_counts()
+        self._lifecycle.forget_counts()
         self._lifecycle.apply_rules(now_us)
 
     def expire_orphans(self) -> None:
@@ -297,6 +300,11 @@ class Scheduler:
         return Load.of(
             self._lifecycle, self._totals, self._batcher.recomputed_positions, preemption.count, preemption.num_swap_outs
         )
+
+    @property
+    def figures(self) -> ServiceFigures:
+        """How long requests waited and steps took; not to be changed."""
+        return self._lifecycle.figures
 
     @property
     def num_unfinished(self) -> int:

@@ -228,6 +228,15 @@ class Streams(Generic[S]):
         """Sessions that `take_frame` has something for."""
         return [session for session, requests in self._due.items() if requests or self._shown[session]]
 
+    @property
+    def unsent_tokens(self) -> dict[S, int]:
+        """Of each session, the output tokens that may be seen and that it has not been sent."""
+        behind, counts = (self._columns.visible - self._columns.cursor).tolist(), dict.fromkeys(self._due, 0)
+        for stream in self._streams.values():
+            if stream.session is not None:
+                counts[stream.session] += max(0, behind[stream.row])
+        return counts
+
     def take_frame(self, session: S) -> OutputColumns:
         """Everything that is due to a session; its cursors move, so it is the caller's duty to send it or close the session."""
         due = self._due.get(session)

@@ -1,0 +1,34 @@
+"""What is done once while there is nothing to do."""
+
+from dataclasses import asdict
+
+import structlog
+
+from services.scheduler.core.scheduler import Scheduler
+
+_log = structlog.get_logger()
+
+INTEGRITY_IDLE_US = 2_000_000
+"""Idle time after which the cores are checked: it costs a pass over all blocks."""
+
+
+class IdleWatch:
+    """Says once per idle time how much there is, and checks once that all parts tell one story."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._since_us: int | None = None
+        self._is_checked = False
+
+    def look(self, now_us: int) -> None:
+        """To be called now and then."""
+        load = self._scheduler.load()
+        if load.num_running or load.num_waiting or load.num_swapped:
+            self._since_us, self._is_checked = None, False
+        elif self._since_us is None:
+            self._since_us = now_us
+            _log.debug("idle", **asdict(load))
+        elif not self._is_checked and now_us - self._since_us >= INTEGRITY_IDLE_US:
+            self._is_checked = True
+            self._scheduler.check_integrity()
+            _log.debug("integrity checked", **asdict(load))
