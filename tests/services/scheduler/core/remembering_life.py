@@ -48,10 +48,11 @@ class Memory:
         self._bits: dict[bytes, bytes] = {}
         self.again = self.contradictions = 0
 
-    def add(self, ids: np.ndarray, logits: np.ndarray) -> None:
-        known = self._bits.setdefault(ids.tobytes(), logits.tobytes())
+    def add(self, ids: np.ndarray, logits: Tensor) -> None:
+        bits = logits.numpy().tobytes()
+        known = self._bits.setdefault(ids.tobytes(), bits)
         self.again += 1
-        self.contradictions += known != logits.tobytes()
+        self.contradictions += known != bits
 
 
 class RememberingEngine(Engine):
@@ -59,7 +60,7 @@ class RememberingEngine(Engine):
 
     memory: Memory
 
-    def _forward(self, rows: Rows, step_id: int) -> tuple[np.ndarray, PromptLogprobs | None, Tensor | None]:
+    def _forward(self, rows: Rows, step_id: int) -> tuple[Tensor, PromptLogprobs | None, Tensor | None]:
         logits, prompt_logprobs, hidden = super()._forward(rows, step_id)
         row_of = np.repeat(np.arange(len(rows.slots)), rows.logits_counts)
         lengths = rows.context_lens[row_of] - (np.cumsum(rows.logits_counts) - 1)[row_of] + np.arange(len(row_of))
