@@ -156,8 +156,12 @@ soak-blocks: setup ## Move a million blocks about at random and check after each
 soak-scheduler: setup ## Call the scheduler a million times at random and check after each (half an hour; seeds on stderr; ARGS=--help)
 	@$(BIN)/python tests/services/scheduler/core/soak_scheduler.py $(ARGS)
 
+.PHONY: soak-fuzz
+soak-fuzz: setup ## Send 100,000 random inputs to every public method of a live system (half an hour; ends with a JSON line; ARGS='--inputs N --first N')
+	@$(BIN)/python tests/system/soak_fuzz.py $(ARGS)
+
 .PHONY: soak
-soak: soak-blocks soak-scheduler ## Both, one after the other
+soak: soak-blocks soak-scheduler soak-fuzz ## All of them, one after the other
 
 .PHONY: clean
 clean: ## Delete what running and testing left in this folder (VENV, VENV_AITER and data/ stay)
