@@ -59,3 +59,4 @@ class GenerateInput:
     priority: int = 0
     cache_salt: str = ""
     limits: LimitsInput = field(default_factory=LimitsInput)
+    n: int = 1

@@ -43,6 +43,8 @@ def validate_resume(request: GenerateInput, resume: ResumeInput, model: ServedMo
     problems = _problems(resume, model.info.vocab_size)
     if not request.request_id:
         problems.append(InvalidField(f"{GENERATION}request_id", "is missing; a resume names the request that it goes on with"))
+    if request.n > 1:
+        problems.append(InvalidField(f"{GENERATION}n", f"is {request.n}; only a single answer can be resumed"))
     submission = None
     try:
         submission = validate(request, model, principal)

@@ -9,6 +9,7 @@ from gateway.errors import InvalidField, InvalidRequest
 from gateway.generate_input import GenerateInput, LimitsInput, SamplingInput
 from gateway.prompt import check_token_ids, encode_prompt
 from gateway.served_model import ServedModel
+from gateway.several_answers import ANSWERS_MAX
 from tessera.values.identity import new_request_id
 from tessera.values.request import DetokenizeOptions, Submission, TimeLimits
 from tessera.values.sampling import SEED_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, SamplingParams
@@ -42,6 +43,8 @@ def validate(request: GenerateInput, model: ServedModel, principal: str) -> Subm
         "request_id", request.request_id, CLIENT_REQUEST_ID_BYTES_MAX
     )
     problems += _limit_problems(request.limits)
+    if not 1 <= request.n <= ANSWERS_MAX:
+        problems.append(InvalidField("n", f"is {request.n}; 1 to {ANSWERS_MAX} answers are given"))
     problems += _name_problems("cache_salt", request.cache_salt, CACHE_SALT_BYTES_MAX)
     try:
         prompt_token_ids = encode_prompt(request.prompt, model)

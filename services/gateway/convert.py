@@ -1,6 +1,7 @@
 """Protobuf <-> values at the public API; the messages are `tessera.v1`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,6 +42,7 @@ def generate_input_from_proto(message: inference_pb2.Generation, time_left_s: fl
         priority=message.priority,
         cache_salt=message.cache_salt,
         limits=_limits_from_proto(message.limits, time_left_s),
+        n=message.n if message.HasField("n") else 1,
     )
 
 
@@ -104,23 +106,27 @@ def _sampling_from_proto(message: inference_pb2.Sampling) -> SamplingInput:
 
 
 def stream_response_to_proto(
-    submission: Submission, delta: Delta, tokenizer: Tokenizer
+    submission: Submission, delta: Delta, tokenizer: Tokenizer, index: int = 0
 ) -> inference_pb2.StreamGenerateResponse:
-    """One piece of an answer."""
+    """One piece of answer `index`."""
     response = inference_pb2.StreamGenerateResponse(
         request_id=submission.client_request_id,
         text=delta.text,
         text_offset=delta.text_offset,
         token_ids=delta.token_ids,
         token_offset=delta.token_offset,
+        index=index,
         finish=finish_to_proto(len(submission.prompt_token_ids), delta) if delta.finish is not None else None,
     )
     fill_logprobs(response, submission.sampling, delta, tokenizer)
     return response
 
 
-def whole_answer_to_proto(submission: Submission, answer: Delta, tokenizer: Tokenizer) -> inference_pb2.GenerateResponse:
-    """A whole answer: all its pieces joined."""
+def whole_answers_to_proto(
+    submission: Submission, answers: Sequence[Delta], tokenizer: Tokenizer
+) -> inference_pb2.GenerateResponse:
+    """Whole answers, all pieces of each joined."""
+    answer = answers[0]
     response = inference_pb2.GenerateResponse(
         request_id=submission.client_request_id,
         text=answer.text,
@@ -128,7 +134,24 @@ def whole_answer_to_proto(submission: Submission, answer: Delta, tokenizer: Toke
         finish=finish_to_proto(len(submission.prompt_token_ids), answer),
     )
     fill_logprobs(response, submission.sampling, answer, tokenizer)
+    for index, other in enumerate(answers[1:], 1):
+        finish = finish_to_proto(len(submission.prompt_token_ids), other)
+        choice = response.others.add(index=index, text=other.text, token_ids=other.token_ids, finish=finish)
+        of_choice = inference_pb2.StreamGenerateResponse()
+        fill_logprobs(of_choice, replace(submission.sampling, prompt_logprobs=None), other, tokenizer)
+        choice.logprobs.extend(of_choice.logprobs)
+    if len(answers) > 1:
+        response.total_usage.CopyFrom(total_usage(submission, answers))
     return response
+
+
+def total_usage(submission: Submission, ends: Sequence[Delta]) -> inference_pb2.Usage:
+    """Of several answers to one prompt, from the last piece of each."""
+    return inference_pb2.Usage(
+        prompt_tokens=len(submission.prompt_token_ids),
+        completion_tokens=sum(end.finish.output_len for end in ends if end.finish is not None),
+        cached_tokens=ends[0].num_cached_tokens,
+    )
 
 
 def finish_to_proto(prompt_len: int, last: Delta) -> inference_pb2.Finish:

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,9 +15,11 @@ from gateway.output_stream import OutputStream
 from gateway.prompt import check_token_ids, encode_chat, encode_text
 from gateway.resume import GENERATION, validate_resume
 from gateway.served_model import ServedModel, find_model
+from gateway.several_answers import ANSWERS_MAX, answer_id, other_answers
 from gateway.validation import validate
 from services.gateway import convert
 from services.gateway.convert_chat import conversation_from_proto
+from services.gateway.merged_streams import merged
 from services.gateway.refusals import refusal_of
 from services.gateway.request_stream import RequestStream
 from services.gateway.running_calls import RunningCalls
@@ -51,28 +54,35 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         """The whole answer."""
         with self._calls.one(is_resume=False, principal=current_principal()):
-            stream = await self._start(request, context.time_remaining())
-            deltas: list[Delta] = []
+            streams = await self._start(request, context.time_remaining())
+            deltas: list[list[Delta]] = [[] for _ in streams]
             try:
-                while not deltas or deltas[-1].finish is None:
-                    deltas.append(await stream.next_delta())
+                async with aclosing(merged(streams)) as pieces:
+                    async for index, delta in pieces:
+                        deltas[index].append(delta)
             finally:
-                self._session.leave(stream)
-        return convert.whole_answer_to_proto(stream.submission, join_deltas(deltas), stream.tokenizer)
+                self._leave(streams)
+        first = streams[0]
+        return convert.whole_answers_to_proto(first.submission, list(map(join_deltas, deltas)), first.tokenizer)
 
     async def StreamGenerate(self, request: pb.StreamGenerateRequest, context: Any) -> None:
         """The answer piece by piece, after a resume what is left of it; a client that reads slowly gets larger pieces."""
         with self._calls.one(is_resume=request.HasField("resume"), principal=current_principal()):
-            stream = await self._start(request, context.time_remaining())
-            submission, tokenizer = stream.submission, stream.tokenizer
+            streams = await self._start(request, context.time_remaining())
+            submission, tokenizer = streams[0].submission, streams[0].tokenizer
+            ends: dict[int, Delta] = {}
             try:
-                finished = False
-                while not finished:
-                    delta = await stream.next_delta()
-                    finished = delta.finish is not None
-                    await context.write(convert.stream_response_to_proto(submission, delta, tokenizer))
+                async with aclosing(merged(streams)) as pieces:
+                    async for index, delta in pieces:
+                        response = convert.stream_response_to_proto(submission, delta, tokenizer, index)
+                        if delta.finish is not None and len(streams) > 1:
+                            ends[index] = delta
+                            if len(ends) == len(streams):
+                                usage = convert.total_usage(submission, [ends[number] for number in range(len(ends))])
+                                response.total_usage.CopyFrom(usage)
+                        await context.write(response)
             finally:
-                self._session.leave(stream)
+                self._leave(streams)
 
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
         """The request's own call ends with ABORTED; NOT_FOUND where none lives under this id."""
@@ -83,7 +93,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 reason="REQUEST_NOT_FOUND",
                 metadata={"field": "request_id"},
             )
-        for stream in streams:
+        others = (answer_id(request.request_id, index) for index in range(1, ANSWERS_MAX))
+        of_others = (stream for name in others for stream in self._session.live.of_client(current_principal(), name))
+        for stream in (*streams, *of_others):
             self._session.abort(stream)
         return pb.AbortResponse()
 
@@ -128,8 +140,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         _find(name, served, "")
         return served
 
-    async def _start(self, request: pb.GenerateRequest | pb.StreamGenerateRequest, time_left_s: float | None) -> RequestStream:
-        """Check a request and hand it to the scheduler, with what is left of its call's deadline. The caller leaves what this returns; nothing is awaited in between."""
+    async def _start(
+        self, request: pb.GenerateRequest | pb.StreamGenerateRequest, time_left_s: float | None
+    ) -> list[RequestStream]:
+        """Check a request and hand it to the scheduler, with what is left of its call's deadline: one stream for each of its answers. The
+        caller leaves what this returns; nothing is awaited in between."""
         served = await self._session.served(self._scheduler_wait_s)
         generation = request.generation
         model = _find(generation.model, served, GENERATION)
@@ -142,8 +157,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
         stream = await _compute(check, inline=_is_light(request, form))
         await self._session.connected(self._scheduler_wait_s)
-        self._session.submit(stream)
-        return stream
+        others = [
+            RequestStream(item, OutputStream(model.tokenizer, item.detokenize), stream.prompt_field)
+            for item in other_answers(stream.submission, generation.n)
+        ]
+        for one in (stream, *others):
+            self._session.submit(one)
+        return [stream, *others]
+
+    def _leave(self, streams: list[RequestStream]) -> None:
+        for stream in streams:
+            self._session.leave(stream)
 
 
 def _checked(

@@ -26,7 +26,8 @@ from tessera.client import (
     ToolCall,
     Usage,
 )
-from tessera.client.request import generation_of
+from tessera.client.convert import answers_from_proto
+from tessera.client.request import generation_of, several_of
 from tessera.v1 import inference_pb2 as pb
 from tessera.v1 import inference_pb2_grpc
 
@@ -338,3 +339,14 @@ def test_a_value_that_the_message_cannot_hold_is_refused_by_its_field_s_name(
 ) -> None:
     with pytest.raises(kind, match=f"^{field}: "):
         generation_of(prompt, options)  # type: ignore[arg-type]
+
+
+def test_several_answers_come_in_their_order():
+    message = pb.GenerateResponse(request_id="r", text="a", token_ids=[1], finish=FINISH_MESSAGE)
+    message.others.add(index=1, text="b", token_ids=[2, 3], finish=FINISH_MESSAGE)
+    message.prompt_logprobs.add()
+    assert [(item.text, item.token_ids, len(item.prompt_logprobs)) for item in answers_from_proto(message)] == [
+        ("a", (1,), 1),
+        ("b", (2, 3), 0),
+    ]
+    assert several_of("Hi", 2, {}).n == 2

@@ -33,6 +33,15 @@ def test_an_answer_that_was_begun_goes_on(client: Client) -> None:
     assert answer.text == " is Paris."
 
 
+def test_several_answers_are_those_of_their_seeds_alone(client: Client) -> None:
+    options = {"temperature": 0.9, "max_tokens": 6, "logprobs": 1}
+    several = client.generate_several(STORY, 3, seed=5, **options)
+    alone = [client.generate(STORY, seed=5 + index, **options) for index in range(3)]
+    assert [answer.text for answer in several] == [answer.text for answer in alone]
+    assert len({answer.text for answer in several}) > 1
+    assert [len(answer.logprobs) for answer in several] == [6, 6, 6]
+
+
 def test_a_prefix_is_shared_within_a_salt(client: Client) -> None:
     prompt = "A salt keeps the prefixes of its requests apart from those of all others " * 6
 

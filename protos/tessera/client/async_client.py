@@ -25,6 +25,7 @@ from tessera.client.request import (
     GenerateOptions,
     Prompt,
     generation_of,
+    several_of,
     time_left_s,
     tokenize_request,
 )
@@ -74,6 +75,17 @@ class AsyncClient:
     async def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer:
         """The whole answer. It is resumed like a stream."""
         return joined([piece async for piece in self.stream(prompt, **options)])
+
+    async def generate_several(self, prompt: Prompt, n: int, **options: Unpack[GenerateOptions]) -> list[Answer]:
+        """`n` whole answers to one prompt, which is computed once; answer i is that of the seed plus i. In one call, which is not resumed."""
+        request = pb.GenerateRequest(generation=several_of(prompt, n, options))
+        try:
+            message = await self._stubs[self._gateways.present].Generate(
+                request, timeout=time_left_s(options, 0.0), metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            raise error_of(error, request.generation.request_id) from error
+        return convert.answers_from_proto(message)
 
     async def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Piece, None]:
         """The answer piece by piece, the last one with `finish`. Leaving the loop and closing the generator aborts the request."""

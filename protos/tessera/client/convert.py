@@ -1,6 +1,8 @@
 """From the messages of `tessera.v1` to the client's values."""
 
-from tessera.client.results import Finish, FinishReason, Model, Piece, Timings, TokenLogprob, TokenLogprobs, Usage
+from dataclasses import replace
+
+from tessera.client.results import Answer, Finish, FinishReason, Model, Piece, Timings, TokenLogprob, TokenLogprobs, Usage
 from tessera.v1 import inference_pb2 as pb
 
 _REASONS = {pb.FinishReason.Value(f"FINISH_REASON_{reason.name}"): reason for reason in FinishReason}
@@ -18,6 +20,19 @@ def piece_from_proto(message: pb.StreamGenerateResponse) -> Piece:
         logprobs=tuple(map(logprobs_from_proto, message.logprobs)),
         prompt_logprobs=tuple(map(logprobs_from_proto, message.prompt_logprobs)),
     )
+
+
+def answers_from_proto(message: pb.GenerateResponse) -> list[Answer]:
+    """All answers, in their order."""
+    first = replace(
+        _answer(message, message.request_id), prompt_logprobs=tuple(map(logprobs_from_proto, message.prompt_logprobs))
+    )
+    return [first, *(_answer(choice, message.request_id) for choice in message.others)]
+
+
+def _answer(message: pb.GenerateResponse | pb.Choice, request_id: str) -> Answer:
+    logprobs = tuple(map(logprobs_from_proto, message.logprobs))
+    return Answer(request_id, message.text, tuple(message.token_ids), finish_from_proto(message.finish), logprobs)
 
 
 def logprobs_from_proto(message: pb.TokenLogprobs) -> TokenLogprobs:

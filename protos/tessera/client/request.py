@@ -117,6 +117,13 @@ def generation_of(prompt: Prompt, options: GenerateOptions) -> pb.Generation:
     return _message(pb.Generation, {**fields, "sampling": _message(pb.Sampling, sampling)})
 
 
+def several_of(prompt: Prompt, n: int, options: GenerateOptions) -> pb.Generation:
+    """As `generation_of`, for `n` answers."""
+    generation = generation_of(prompt, options)
+    generation.n = n
+    return generation
+
+
 def _sorted_out(options: GenerateOptions) -> tuple[dict[str, Any], ChatOptions, dict[str, Any], dict[str, Any]]:
     """The sampling parameters, the options of a chat, the limits, and what else the body holds."""
     groups = [kind.__annotations__.keys() for kind in (SamplingOptions, ChatOptions, LimitOptions)]

@@ -25,6 +25,7 @@ from tessera.client.request import (
     GenerateOptions,
     Prompt,
     generation_of,
+    several_of,
     time_left_s,
     tokenize_request,
 )
@@ -82,6 +83,17 @@ class Client:
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer:
         """The whole answer. It is resumed like a stream."""
         return joined(list(self.stream(prompt, **options)))
+
+    def generate_several(self, prompt: Prompt, n: int, **options: Unpack[GenerateOptions]) -> list[Answer]:
+        """`n` whole answers to one prompt, which is computed once; answer i is that of the seed plus i. In one call, which is not resumed."""
+        request = pb.GenerateRequest(generation=several_of(prompt, n, options))
+        try:
+            message = self._stubs[self._gateways.present].Generate(
+                request, timeout=time_left_s(options, 0.0), metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            raise error_of(error, request.generation.request_id) from error
+        return convert.answers_from_proto(message)
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generator[Piece, None, None]:
         """The answer piece by piece, the last one with `finish`. Leaving the loop and closing the generator aborts the request."""

@@ -45,6 +45,8 @@ BAD = [
     ({"chat": pb.ChatPrompt(messages=CHAT.messages, template_args=struct(x=float("inf")))}, "generation.chat.template_args"),
     ({"chat": pb.ChatPrompt(messages=CHAT.messages, template_args=struct(_x=1))}, "generation.chat.template_args['_x']"),
     ({"cache_salt": "x" * 129}, "generation.cache_salt"),
+    ({"n": 0}, "generation.n"),
+    ({"n": 17}, "generation.n"),
     ({"limits": pb.Limits(max_queue_ms=0)}, "generation.limits.max_queue_ms"),
     ({"limits": pb.Limits(max_first_token_ms=2**31)}, "generation.limits.max_first_token_ms"),
     ({"limits": pb.Limits(max_total_ms=2**32 - 1)}, "generation.limits.max_total_ms"),
@@ -123,6 +125,52 @@ def test_a_limit_that_is_over_ends_the_call_after_what_had_come(run_async, house
             assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             assert error.details() == f"{limit}: too slow"
             assert reason_and_fields(error) == (reason, [])
+
+    run_async(scenario())
+
+
+def test_several_answers_come_by_number_and_go_together(run_async, house):
+    async def scenario():
+        async with house() as h:
+            end = await h.session()
+            asked = {"request_id": "mine", "n": 3, **sampling(seed=2**63 - 2, prompt_logprobs=0)}
+            call = h.stream(**asked)
+            submits = [await end.hear(Submit) for _ in range(3)]
+            first, *others = [item.submission for item in submits]
+            assert [item.sampling.seed for item in (first, *others)] == [2**63 - 2, 2**63 - 1, 0]
+            assert [item.sampling.prompt_logprobs for item in (first, *others)] == [0, None, None]
+            assert {item.fork_of for item in others} == {first.request_id}
+            await h.stub.Abort(pb.AbortRequest(request_id="mine"))
+            aborted = {(await end.hear(Abort)).request_id for _ in range(3)}
+            assert aborted == {item.request_id for item in (first, *others)}
+            call.cancel()
+            call = h.stream(n=2)
+            first, second = [await end.hear(Submit) for _ in range(2)]
+            end.send(output(second, 0, [504]), output(first, 0, [504, 504], max_tokens(2)))
+            end.send(output(second, 1, [504, 504], max_tokens(3)))
+            pieces = await read_all(call)
+            tokens = [[token for piece in pieces if piece.index == index for token in piece.token_ids] for index in (0, 1)]
+            assert tokens == [[504] * 2, [504] * 3]
+            assert sorted(piece.index for piece in pieces if piece.HasField("finish")) == [0, 1]
+            assert [piece.HasField("total_usage") for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+            usage = pieces[-1].total_usage
+            assert (usage.completion_tokens, usage.prompt_tokens) == (5, pieces[-1].finish.usage.prompt_tokens)
+            generation = pb.Generation(text="x", request_id="a", n=2)
+            resume = pb.StreamGenerateRequest(generation=generation, resume=pb.Resume(number=1))
+            assert reason_and_fields(await refused(h.stub.StreamGenerate(resume)))[1] == ["generation.n"]
+
+    run_async(scenario())
+
+
+def test_an_answer_that_is_rejected_takes_the_others_with_it(run_async, house):
+    async def scenario():
+        async with house() as h:
+            end = await h.session()
+            call = h.generate(n=2)
+            first, second = [await end.hear(Submit) for _ in range(2)]
+            end.say(Rejected(second.submission.request_id, 0, RejectReason.OVERLOADED, "full", 50))
+            assert (await refused(call)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert (await end.hear(Abort)).request_id == first.submission.request_id
 
     run_async(scenario())
 
