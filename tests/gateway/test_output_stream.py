@@ -18,6 +18,7 @@ from tessera.values.request import DetokenizeOptions, RequestOutput, RequestTimi
 
 TIMINGS = RequestTimings(1, 2, 3)
 END = 256  # `<end>`, the special token of the byte-level vocabulary
+CUT_SHORT = (FinishReason.ABORTED, FinishReason.ERROR, FinishReason.UNSCHEDULABLE, FinishReason.DEADLINE)
 
 
 def output(offset: int, ids: list[int], finish: Finish | None = None, subscriber: int = 0) -> RequestOutput:
@@ -148,7 +149,7 @@ def test_wrong_offsets_are_refused_or_give_the_rest_of_the_answer(
         assert {item.field for item in error.fields} <= {"resume.token_offset", "resume.text_offset"}
         return
     assert_dense(rest, num_tokens, text_bytes)
-    cut_short = end.reason in (FinishReason.ABORTED, FinishReason.ERROR, FinishReason.UNSCHEDULABLE)
+    cut_short = end.reason in CUT_SHORT
     assert cut_short or (num_tokens <= len(kept) and text_bytes <= len(text.encode()))
     assert "".join(delta.text for delta in rest).encode() == text.encode()[text_bytes:]
     assert [i for delta in rest for i in delta.token_ids] == kept[num_tokens:]
@@ -297,7 +298,7 @@ def test_a_resume_beyond_the_end_is_refused(byte_level: Tokenizer, keeps_ids: bo
             stream.feed(sent)
 
 
-@pytest.mark.parametrize("reason", [FinishReason.ABORTED, FinishReason.ERROR, FinishReason.UNSCHEDULABLE])
+@pytest.mark.parametrize("reason", CUT_SHORT)
 def test_an_answer_computed_anew_may_be_cut_short_before_it_is_as_long_as_it_was(
     byte_level: Tokenizer, reason: FinishReason
 ) -> None:
