@@ -15,14 +15,11 @@ from gateway.delta import Delta
 from gateway.errors import InvalidField, InvalidRequest, OutputGap
 from gateway.stop_strings import StopMatch, StopMatcher, StopStrings
 from gateway.tokenizer import Tokenizer
-from tessera.values.finish import Finish, FinishReason
+from tessera.values.finish import CUT_SHORT, Finish, FinishReason
 from tessera.values.logprobs import Logprobs
 from tessera.values.request import DetokenizeOptions, RequestOutput
 
 _STOP_TOKEN_REASONS = (FinishReason.EOS, FinishReason.STOP_TOKEN)
-
-_CUT_SHORT_REASONS = (FinishReason.ABORTED, FinishReason.ERROR, FinishReason.UNSCHEDULABLE, FinishReason.DEADLINE)
-"""Ends that are no function of the tokens: an answer that is computed anew may end so before it is as long as it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ class OutputStream:
         if held < self.shown.num_tokens <= len(self.token_ids):
             self._check_shown_text()
         text_offset, text = self._beyond_shown(self._absorb(output.finish))
-        if self.finish is not None and self.finish.reason not in _CUT_SHORT_REASONS:
+        if self.finish is not None and self.finish.reason not in CUT_SHORT:
             self._check_shown_ends()
         found_here = self.finish != output.finish
         token_ids = tuple(self.token_ids[token_offset:])

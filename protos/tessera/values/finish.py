@@ -19,6 +19,10 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
+CUT_SHORT = frozenset({FinishReason.ABORTED, FinishReason.DEADLINE, FinishReason.UNSCHEDULABLE, FinishReason.ERROR})
+"""Reasons that do not follow from the tokens: they hold whatever the output is, and one computed anew may end so before it is as long as it was."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
     """The one terminal mark of a request.

@@ -22,7 +22,7 @@ from services.scheduler.core.recovered import (
     RecoveredWorker,
     SlotToDrop,
 )
-from tessera.values.finish import Finish, FinishReason
+from tessera.values.finish import CUT_SHORT, Finish
 from tessera.values.report import DroppedSlot, SlotReport, WorkerReport
 from tessera.values.request import Submission
 from tessera.values.sampling import SamplingParams
@@ -31,9 +31,6 @@ Tokens: TypeAlias = tuple[int, ...]
 
 StopRule: TypeAlias = Callable[[Submission, Tokens], Finish | None]
 """(submission, its output) -> the earliest stop in that output."""
-
-_TOKENLESS = frozenset({FinishReason.ABORTED, FinishReason.ERROR, FinishReason.UNSCHEDULABLE, FinishReason.DEADLINE})
-"""Ends that do not follow from the tokens: they hold whatever the output is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +157,9 @@ def _terminal_mark(stored: StoredRequest, said: _Sources, tokens: Tokens) -> Fin
         if finish is None:
             continue
         if _agree(source, tokens) and finish.output_len <= len(tokens):
-            is_tokenless = finish.reason in _TOKENLESS
+            is_tokenless = finish.reason in CUT_SHORT
             found.append(replace(finish, output_len=max(finish.output_len, received_len)) if is_tokenless else finish)
-        elif finish.reason in _TOKENLESS:
+        elif finish.reason in CUT_SHORT:
             found.append(replace(finish, output_len=len(tokens)))
     return min(found, key=lambda finish: finish.output_len, default=None)
 

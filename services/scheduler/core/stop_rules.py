@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tessera.values.finish import Finish, FinishReason
+from tessera.values.finish import CUT_SHORT, Finish, FinishReason
 from tessera.values.model import ModelInfo
 from tessera.values.request import Submission
 
@@ -118,7 +118,6 @@ def _either(one: frozenset[int], other: frozenset[int]) -> frozenset[int]:
 
 
 _CAPS = frozenset({FinishReason.MAX_TOKENS, FinishReason.MAX_MODEL_LEN})
-_MARKS = frozenset({FinishReason.ABORTED, FinishReason.UNSCHEDULABLE, FinishReason.ERROR, FinishReason.DEADLINE})
 
 
 def stop_string_wins(output_len: int, finish: Finish) -> bool:
@@ -127,6 +126,6 @@ def stop_string_wins(output_len: int, finish: Finish) -> bool:
     The earliest index wins. At the same index a stop found in the tokens is kept and a cap gives way: the text ended there by
     itself. An abort or an error is final, whatever the text would have done.
     """
-    if finish.reason in _MARKS:
+    if finish.reason in CUT_SHORT:
         return False
     return output_len < finish.output_len or (output_len == finish.output_len and finish.reason in _CAPS)
