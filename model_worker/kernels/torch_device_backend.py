@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from model_worker.batch import Batch
+from model_worker.kernels.head_products import batched_per_head
 from model_worker.kernels.interface import PagedAttention, SparseAttention, WindowedAttention
 from model_worker.kernels.table_attention import TableAttention
 from model_worker.kernels.torch_backend import TorchKernels
@@ -25,6 +26,9 @@ class TorchDeviceKernels(TorchKernels):
     can_be_captured = True
     captured_tokens_max = 1 << 18
     """A layer's keys of so many tokens are copied twice: at 8 heads of 128 elements in bfloat16 that is 1 GiB, and as much for values."""
+
+    def linear_per_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        return batched_per_head(x, weight)
 
     def paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
         return TableAttention(batch, kv) if self._fits(batch) else super().paged_attention(batch, kv)

@@ -13,6 +13,7 @@ from model_worker.kernels.aiter.native_attention import NativeAttention
 from model_worker.kernels.aiter.native_calls import NativeCalls
 from model_worker.kernels.aiter.native_latent import NativeLatentAttention
 from model_worker.kernels.best_tokens import BestTokens
+from model_worker.kernels.head_products import batched_per_head
 from model_worker.kernels.interface import ExpertsSum, PagedAttention, Product, SparseAttention, WindowedAttention
 from model_worker.kernels.quantization import Quantization
 from model_worker.kernels.routing import biased_grouped_topk
@@ -91,7 +92,7 @@ class AiterNativeKernels(TorchKernels):
         return product
 
     def linear_per_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+        return batched_per_head(x, weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._calls.rmsnorm2d_fwd(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)

@@ -14,6 +14,7 @@ from model_worker.kernels.aiter.triton_attention import TritonAttention
 from model_worker.kernels.aiter.triton_calls import Scaled, SortedTokens, TritonCalls
 from model_worker.kernels.aiter.triton_latent import TritonLatentAttention
 from model_worker.kernels.aiter.triton_sparse import TritonSparseAttention
+from model_worker.kernels.head_products import batched_per_head
 from model_worker.kernels.interface import ClampedExperts, PagedAttention, Product, SparseAttention, WindowedAttention
 from model_worker.kernels.quantization import Quantization
 from model_worker.kernels.torch_backend import TorchKernels
@@ -68,7 +69,7 @@ class AiterTritonKernels(TorchKernels):
         return x if bias is None else x + bias
 
     def linear_per_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+        return batched_per_head(x, weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._calls.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
