@@ -12,7 +12,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.conversation import Conversation
-from gateway.errors import ChatTemplateError, TokenizerError
+from gateway.errors import ChatTemplateError, RenderedTooLong, TokenizerError
 
 _MESSAGE_CHARS_MAX = 300
 """Most of a template's own error text that is passed on."""
@@ -71,9 +71,7 @@ class ChatTemplate:
                 pieces.append(piece)
                 bytes_left -= len(piece.encode())
                 if bytes_left < 0:
-                    raise ChatTemplateError(
-                        f"the rendered prompt is longer than {bytes_max} bytes, more than the model can take"
-                    )
+                    raise RenderedTooLong(f"the rendered prompt is longer than {bytes_max} bytes, more than the model can take")
         except _FAULTS as error:
             raise ChatTemplateError(f"the chat template refused them: {str(error)[:_MESSAGE_CHARS_MAX]}") from error
         return "".join(pieces)

@@ -16,8 +16,8 @@ TEMPLATE_ARGS_MAX = 64
 RESERVED_ARGS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 """Variables of a template that have fields of their own; those that end with `_token` are the tokenizer's."""
 
-MESSAGES = "chat.messages"
-"""Where the messages stand in the public `Generation` message."""
+MESSAGES, TOOLS, TEMPLATE_ARGS = "chat.messages", "chat.tools", "chat.template_args"
+"""Where the parts stand in the public `Generation` message."""
 
 JsonObject = Mapping[str, Any]
 """A JSON object as Python holds one."""
@@ -70,27 +70,47 @@ class Conversation:
             return [InvalidField(MESSAGES, "is empty; at least one message is needed")]
         problems = [problem for index, message in enumerate(self.messages) for problem in _message_problems(index, message)]
         if len(self.tools) > TOOLS_MAX:
-            problems.append(InvalidField("chat.tools", f"has {len(self.tools)} tools; at most {TOOLS_MAX} are taken"))
+            problems.append(InvalidField(TOOLS, f"has {len(self.tools)} tools; at most {TOOLS_MAX} are taken"))
         if self.continue_final_message and self.messages[-1].role != "assistant":
             text = f"needs an assistant's message at the end, not one of {self.messages[-1].role[:32]!r}"
             problems.append(InvalidField("chat.continue_final_message", text))
         return problems + self._arg_problems()
 
-    def texts(self) -> list[str]:
-        """Everything of it that a template can render, as text: its size bounds the prompt's."""
+    def texts(self) -> dict[str, list[str]]:
+        """Everything of it that a template can render, as text by field: its size bounds the prompt's."""
         texts = [text for item in self.messages for text in (item.content, item.name, item.tool_call_id)]
         calls = [call.as_variable() for item in self.messages for call in item.tool_calls]
-        return texts + [json.dumps(value, ensure_ascii=False) for value in (*calls, *self.tools, self.template_args) if value]
+        return {
+            MESSAGES: [*texts, *map(_as_json, calls)],
+            TOOLS: [_as_json(tool) for tool in self.tools if tool],
+            TEMPLATE_ARGS: [_as_json(self.template_args)] if self.template_args else [],
+        }
+
+    @property
+    def largest_part(self) -> str:
+        """The field with the most text: what to shorten where the whole is too long."""
+        texts = self.texts()
+        return max(texts, key=lambda field: sum(map(len, texts[field])))  # the first of equals: the messages
 
     def _arg_problems(self) -> list[InvalidField]:
-        where = "chat.template_args"
         if len(self.template_args) > TEMPLATE_ARGS_MAX:
-            return [InvalidField(where, f"has {len(self.template_args)} entries; at most {TEMPLATE_ARGS_MAX} are taken")]
-        return [
-            InvalidField(f"{where}[{name[:32]!r}]", "is no name, or one that has a field or token of its own")
-            for name in self.template_args
-            if not name.isidentifier() or name.startswith("_") or name.endswith("_token") or name in RESERVED_ARGS
-        ]
+            text = f"has {len(self.template_args)} entries; at most {TEMPLATE_ARGS_MAX} are taken"
+            return [InvalidField(TEMPLATE_ARGS, text)]
+        problems = ((name, _name_problem(name)) for name in self.template_args)
+        return [InvalidField(f"{TEMPLATE_ARGS}[{name[:32]!r}]", problem) for name, problem in problems if problem]
+
+
+def _as_json(value: JsonObject) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _name_problem(name: str) -> str:
+    """Why a template is not given a variable of this name; empty where it is."""
+    if not name.isidentifier() or name.startswith("_"):
+        return "is no name for a variable: letters, digits and underscores are, with a letter first"
+    if name.endswith("_token"):
+        return "is the tokenizer's to set, as every name that ends with _token"
+    return "is set from other fields of the request" if name in RESERVED_ARGS else ""
 
 
 def _message_problems(index: int, message: ChatMessage) -> list[InvalidField]:

@@ -47,5 +47,9 @@ class ChatTemplateError(GatewayError):
     """The chat template refused these messages or failed on them; the message is the template's own."""
 
 
+class RenderedTooLong(ChatTemplateError):
+    """The chat template made more of them than the model can take."""
+
+
 class OutputGap(GatewayError):
     """An output starts or ends beyond the tokens held: some were lost on the way. Ends its own request only (INTERNAL)."""

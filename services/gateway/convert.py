@@ -19,14 +19,6 @@ from tessera.values.request import RequestTimings, Submission
 
 _REASON_TO_PROTO = {reason: f"FINISH_REASON_{reason.name}" for reason in PublicReason}
 
-PROMPT_FIELDS = {
-    None: "generation.text",
-    "text": "generation.text",
-    "chat": "generation.chat.messages",
-    "tokens": "generation.tokens.token_ids",
-}
-"""Where a prompt of each form stands in a Generate request, by the form's name in the oneof."""
-
 
 def generate_input_from_proto(message: inference_pb2.Generation, time_left_s: float | None = None) -> GenerateInput:
     """What a client asks for, unchecked. `time_left_s`: until the deadline of its call, None where it has none."""
@@ -44,6 +36,20 @@ def generate_input_from_proto(message: inference_pb2.Generation, time_left_s: fl
         limits=_limits_from_proto(message.limits, time_left_s),
         n=message.n if message.HasField("n") else 1,
     )
+
+
+def prompt_field(message: inference_pb2.Generation) -> str:
+    """What to shorten in a Generate request whose prompt is too long: of a chat the largest part."""
+    form = message.WhichOneof("prompt")
+    if form != "chat":
+        return "generation.tokens.token_ids" if form == "tokens" else "generation.text"
+    chat = message.chat
+    sizes = {
+        "messages": sum(item.ByteSize() for item in chat.messages),
+        "tools": sum(tool.ByteSize() for tool in chat.tools),
+        "template_args": chat.template_args.ByteSize(),
+    }
+    return f"generation.chat.{max(sizes, key=sizes.__getitem__)}"
 
 
 def resume_from_proto(message: inference_pb2.Resume) -> ResumeInput:

@@ -153,7 +153,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         def check() -> RequestStream:
             submission, output = _checked(request, model, time_left_s)
             salt = tenant_salt(submission.principal, submission.cache_salt, self._shares_prefixes)
-            return RequestStream(replace(submission, cache_salt=salt), output, convert.PROMPT_FIELDS[form])
+            return RequestStream(replace(submission, cache_salt=salt), output, convert.prompt_field(generation))
 
         stream = await _compute(check, inline=_is_light(request, form))
         await self._session.connected(self._scheduler_wait_s)
