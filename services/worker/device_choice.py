@@ -60,6 +60,8 @@ def choose_device(config: WorkerConfig, hardware: Hardware, *, computes: bool = 
 def _check_gpu(config: WorkerConfig, hardware: Hardware, *, computes: bool) -> None:
     if not computes:
         raise ConfigError(f"device cuda is of no use to {config.model}, which computes nothing: use device cpu")
+    if not hardware.num_gpus:
+        raise ConfigError("device cuda needs a GPU, and torch sees none: use device cpu")
     if config.tensor_parallel_size > hardware.num_gpus:
         raise ConfigError(
             f"device cuda needs a GPU for each of {config.tensor_parallel_size} ranks, and torch sees {hardware.num_gpus}: "
@@ -92,7 +94,7 @@ def _check_torch_kernels(config: WorkerConfig, choice: DeviceChoice) -> None:
     if asked.dtype not in (AUTO, "float32"):
         raise ConfigError(f"dtype {asked.dtype} is for GPUs: on a CPU the model computes in float32, so leave it out")
     if asked.graph_sizes:
-        raise ConfigError("graph_sizes are for GPUs: on a CPU nothing is recorded, so leave them out")
+        raise ConfigError("graph_sizes is for GPUs: on a CPU nothing is recorded, so leave it out")
     if asked.enforce_eager:
         raise ConfigError("enforce_eager is for GPUs: on a CPU nothing is recorded, so leave it out")
     if asked.gpu_memory_utilization is not None:

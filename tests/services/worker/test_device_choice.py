@@ -42,7 +42,7 @@ def test_each_rank_has_a_gpu_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("hardware", "options", "worker", "message"),
     [
-        (CPU, {"device": "cuda"}, {}, "device cuda needs a GPU for each of 1 ranks, and torch sees 0: lower tensor_para"),
+        (CPU, {"device": "cuda"}, {}, "device cuda needs a GPU, and torch sees none: use device cpu"),
         (AMD, {"device": "cuda"}, {"tensor_parallel_size": 4}, "a GPU for each of 4 ranks, and torch sees 2"),
         (AMD, {"device": "cuda"}, {"batch_invariant": True}, "batch_invariant is proved for CPUs alone.*: use device cpu"),
         (CPU, {"kernels": "aiter"}, {}, "kernels aiter needs an AMD GPU .*, and this torch is not for ROCm: use kernels torch"),
@@ -52,7 +52,7 @@ def test_each_rank_has_a_gpu_of_its_own() -> None:
         (CPU, {"kv_cache_dtype": "fp8"}, {}, "kv_cache_dtype fp8 needs AITER's kernels: use kv_cache_dtype auto"),
         (NVIDIA, {"quantization": "fp8_block"}, {}, "quantization fp8_block needs AITER's kernels: use quantization none"),
         (CPU, {"dtype": "bfloat16"}, {}, "dtype bfloat16 is for GPUs: on a CPU the model computes in float32"),
-        (CPU, {"graph_sizes": (4,)}, {}, "graph_sizes are for GPUs: on a CPU nothing is recorded"),
+        (CPU, {"graph_sizes": (4,)}, {}, "graph_sizes is for GPUs: on a CPU nothing is recorded"),
         (CPU, {"enforce_eager": True}, {}, "enforce_eager is for GPUs: on a CPU nothing is recorded"),
         (CPU, {"gpu_memory_utilization": 0.5}, {}, "gpu_memory_utilization is for GPUs: on a CPU give kv_cache_bytes"),
     ],
