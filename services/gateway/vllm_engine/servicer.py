@@ -1,7 +1,6 @@
 """The engine as other gateways see it. Requests are checked, numbered, limited and ended as those of the public API are."""
 
 import asyncio
-import hashlib
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,7 +13,6 @@ from smg_grpc_proto.generated import common_pb2
 from gateway.delta import Delta, join_deltas
 from gateway.errors import GatewayError
 from gateway.output_stream import OutputStream
-from gateway.tokenizer_bundle import tokenizer_bundle
 from services.gateway.config import GatewayConfig
 from services.gateway.refusals import refusal_of
 from services.gateway.request_stream import RequestStream
@@ -23,13 +21,12 @@ from services.gateway.servicer import INLINE_BYTES_MAX
 from services.gateway.session import SchedulerSession, Served
 from services.gateway.vllm_engine import convert_answer
 from services.gateway.vllm_engine.convert_request import PROMPT_FIELDS, submission_from_proto
+from services.gateway.vllm_engine.tokenizer_files import TokenizerFiles
 from services.rpc.errors import ServiceError, Unimplemented
 from tessera.values.known_models import locate
 
 PRINCIPAL = ""
 """Whose requests these are: whoever reaches this port speaks for all of its users."""
-
-CHUNK_BYTES = 64 << 10
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
@@ -41,6 +38,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         self._calls = calls
         self._wait_s = config.scheduler_wait_ms / 1000
         self._path = str(locate(config.model))
+        self._tokenizer_files = TokenizerFiles()
         self._began_s = time.monotonic()
         self._last_request_s = 0.0  # Unix time
 
@@ -100,13 +98,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     async def GetTokenizer(self, request: Any, context: Any) -> None:
         """The tokenizer's files as a zip in pieces, its sha256 with the last."""
-        served = await self._served()
-        data = await asyncio.to_thread(tokenizer_bundle, served.model)
-        for begin in range(0, len(data), CHUNK_BYTES):
-            chunk = common_pb2.GetTokenizerChunk(data=data[begin : begin + CHUNK_BYTES])
-            if begin + CHUNK_BYTES >= len(data):
-                chunk.sha256 = hashlib.sha256(data).hexdigest()
-            await context.write(chunk)
+        bundle = await self._tokenizer_files.of((await self._served()).model)
+        for data, sha256 in bundle.chunks():
+            await context.write(common_pb2.GetTokenizerChunk(data=data, sha256=sha256))
 
     async def SubscribeKvEvents(self, request: Any, context: Any) -> None:
         """Not offered: who routes by prefix falls back on what it sent here before."""

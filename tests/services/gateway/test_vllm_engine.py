@@ -1,5 +1,6 @@
 """The engine's port: what a gateway that speaks vLLM's engine protocol sees."""
 
+import asyncio
 import hashlib
 import io
 import json
@@ -16,6 +17,7 @@ from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 from tokenizers import Tokenizer as Backend
 
+from gateway.tokenizer_bundle import tokenizer_bundle
 from services.gateway.vllm_engine import port
 from services.rpc.channel import open_channel
 from services.rpc.status import metadata_of
@@ -292,10 +294,22 @@ def test_log_probabilities_of_prompt_and_output(run_async, house):
     run_async(scenario())
 
 
-def test_the_tokenizer_comes_as_a_zip_that_others_load(run_async, house, tokenizer):
+def test_the_tokenizer_comes_as_a_zip_that_others_load(run_async, house, tokenizer, monkeypatch):
+    made = []
+
+    def counted(model):
+        made.append(model)
+        return tokenizer_bundle(model)
+
     async def scenario():
+        monkeypatch.setattr("services.gateway.vllm_engine.tokenizer_files.tokenizer_bundle", counted)
         async with engine(house) as (_, _end, stub):
-            chunks = [chunk async for chunk in stub.GetTokenizer(common_pb2.GetTokenizerRequest())]
+
+            async def fetch():
+                return [chunk async for chunk in stub.GetTokenizer(common_pb2.GetTokenizerRequest())]
+
+            chunks, others = await asyncio.gather(fetch(), fetch())
+            assert chunks == others == await fetch() and len(made) == 1, "made once, however often it is asked for"
         data = b"".join(chunk.data for chunk in chunks)
         assert max(len(chunk.data) for chunk in chunks) <= 64 << 10
         assert [chunk.sha256 for chunk in chunks] == [""] * (len(chunks) - 1) + [hashlib.sha256(data).hexdigest()]
