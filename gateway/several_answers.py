@@ -9,9 +9,17 @@ from tessera.values.sampling import SEED_MAX
 ANSWERS_MAX = 16
 
 
-def other_answers(first: Submission, count: int) -> list[Submission]:
-    """The requests for answers 1 to `count` - 1, where `first` is that for answer 0. Answer i is that of the seed plus i, as if asked for
-    alone; what the prompt's log-probabilities are comes with answer 0."""
+def all_answers(only: Submission, count: int) -> list[Submission]:
+    """The requests for `count` answers, where `only` is that for the only one."""
+    if count == 1:
+        return [only]
+    first = replace(only, fork_of=only.request_id)
+    return [first, *_other_answers(first, count)]
+
+
+def _other_answers(first: Submission, count: int) -> list[Submission]:
+    """The requests for answers 1 to `count` - 1, where `first` is that for answer 0. Answer i is that of the seed plus i, beyond SEED_MAX
+    from 0 on again, as if asked for alone; what the prompt's log-probabilities are comes with answer 0."""
     return [
         replace(
             first,

@@ -15,7 +15,7 @@ from gateway.output_stream import OutputStream
 from gateway.prompt import check_token_ids, encode_chat, encode_text
 from gateway.resume import GENERATION, validate_resume
 from gateway.served_model import ServedModel, find_model
-from gateway.several_answers import ANSWERS_MAX, answer_id, other_answers
+from gateway.several_answers import ANSWERS_MAX, all_answers, answer_id
 from gateway.validation import validate
 from services.gateway import convert
 from services.gateway.convert_chat import conversation_from_proto
@@ -157,13 +157,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
         stream = await _compute(check, inline=_is_light(request, form))
         await self._session.connected(self._scheduler_wait_s)
-        others = [
-            RequestStream(item, OutputStream(model.tokenizer, item.detokenize), stream.prompt_field)
-            for item in other_answers(stream.submission, generation.n)
+        stream.submission, *others = all_answers(stream.submission, generation.n if generation.HasField("n") else 1)
+        streams = [
+            stream,
+            *(RequestStream(item, OutputStream(model.tokenizer, item.detokenize), stream.prompt_field) for item in others),
         ]
-        for one in (stream, *others):
+        for one in streams:
             self._session.submit(one)
-        return [stream, *others]
+        return streams
 
     def _leave(self, streams: list[RequestStream]) -> None:
         for stream in streams:

@@ -43,8 +43,9 @@ class Submission:
     - `cache_salt`: the tenant's part of the namespace of its prefixes. Only requests of the same salt share cached blocks; empty is a
       namespace like any other.
     - `max_model_length`: the request's own cap on prompt and output together, tokens; 0: none but the model's and the pool's.
-    - `fork_of`: internal id of the request, no fork itself, whose prompt this one shares, so that it can share its blocks as well; empty:
-      none. A hint: without it, or where that request is gone, the tokens are the same.
+    - `fork_of`: internal id of the request, no fork itself, whose prompt this one shares, so that it can share its blocks as well; its own
+      id: it is the one whose prompt others share; empty: it is alone. To the tokens a hint: without it, or where that request is gone, they
+      are the same.
     - `is_seed_given`: the seed is the client's own, not one that its gateway drew.
     - `limits`: None where it has none.
     """
@@ -61,6 +62,11 @@ class Submission:
     fork_of: bytes = b""
     is_seed_given: bool = False
     limits: TimeLimits | None = None
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether it is one of several answers to one prompt, which nobody resumes."""
+        return bool(self.fork_of)
 
 
 @dataclass(frozen=True, slots=True)

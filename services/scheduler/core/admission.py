@@ -116,8 +116,8 @@ def queue_full(prompt_len: int, num_queued: int, tokens_queued: int, config: Con
 
 def same_body(one: Submission, other: Submission) -> bool:
     """Whether a client asked for the same again, stop strings and text options included. Seeds may differ unless the client gave both: its
-    gateway draws one for every try of a client that gives none. The seed of the request that is known counts. `fork_of` may differ too: it
-    names an internal id, which is drawn for every try, and no token depends on it; and the deadline of the call."""
+    gateway draws one for every try of a client that gives none. The seed of the request that is known counts. The deadline of the call may
+    differ too. Neither is one of several answers."""
     if one.is_seed_given and other.is_seed_given and one.sampling.seed != other.sampling.seed:
         return False
     return (

@@ -14,12 +14,14 @@ def parent_of(book: RequestBook, child: Sequence) -> Sequence | None:
     """The live request that a sequence is a fork of: one of the same prompt, tenant and client, and no fork itself, so that nobody waits for
     himself. None as well where it is gone."""
     submission = child.submission
-    if not submission.fork_of:
+    if submission.fork_of in (b"", submission.request_id):
         return None
     parent = book.get(submission.fork_of)
-    if parent is None or parent.submission.fork_of or parent.finish is not None:
+    if parent is None or parent.finish is not None:
         return None
     own = parent.submission
+    if own.fork_of not in (b"", own.request_id):
+        return None
     is_same = (own.principal, own.cache_salt) == (submission.principal, submission.cache_salt)
     return parent if is_same and np.array_equal(own.prompt_token_ids, submission.prompt_token_ids) else None
 

@@ -37,9 +37,15 @@ class Validator:
         """Why a Submit is not of the request that its ids name."""
         if known.submission.principal != submission.principal:
             return Refused(RefusalReason.ALREADY_EXISTS, "the request id is taken")
-        if known.request_id == submission.request_id or same_body(known.submission, submission):
-            return None
         name = submission.client_request_id
+        if known.request_id == submission.request_id:
+            return None
+        if known.submission.is_one_of_several or submission.is_one_of_several:
+            grace_ms = self._config.gateway_grace_ms
+            text = f"the request id lives, and several answers are not gone on with; if their gateway is gone, they end within {grace_ms} ms"
+            return Refused(RefusalReason.ALREADY_EXISTS, text, grace_ms)
+        if same_body(known.submission, submission):
+            return None
         if known.finish is not None:
             return Refused(RefusalReason.ALREADY_EXISTS, f"the request {name!r} has ended, and had another body")
         grace_ms = self._config.gateway_grace_ms

@@ -113,7 +113,7 @@ def test_a_limit_that_is_over_ends_the_call_after_what_had_come(run_async, house
             generation = pb.Generation(text="Hello")
             call = h.stub.StreamGenerate(pb.StreamGenerateRequest(generation=generation), timeout=30)
             submit = await end.hear(Submit)
-            assert 0 < submit.submission.limits.deadline_ms <= 30_000
+            assert 0 < submit.submission.limits.deadline_ms < 60_000
             end.send(output(submit, 0, [504]))
             end.send(output(submit, 1, [], Finish(FinishReason.DEADLINE, 1, message="too slow", limit=limit)))
             token_ids = []
@@ -139,7 +139,7 @@ def test_several_answers_come_by_number_and_go_together(run_async, house):
             first, *others = [item.submission for item in submits]
             assert [item.sampling.seed for item in (first, *others)] == [2**63 - 2, 2**63 - 1, 0]
             assert [item.sampling.prompt_logprobs for item in (first, *others)] == [0, None, None]
-            assert {item.fork_of for item in others} == {first.request_id}
+            assert {item.fork_of for item in (first, *others)} == {first.request_id}
             await h.stub.Abort(pb.AbortRequest(request_id="mine"))
             aborted = {(await end.hear(Abort)).request_id for _ in range(3)}
             assert aborted == {item.request_id for item in (first, *others)}

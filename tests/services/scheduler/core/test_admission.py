@@ -231,12 +231,28 @@ def test_another_order_namespace_or_cap_is_another_body(other: dict[str, Any]) -
     rig = small_pool(20)
     asked: dict[str, Any] = {"max_tokens": 4, "priority": 1, "cache_salt": "a", "max_model_length": 30}
     asked["limits"] = TimeLimits(5, deadline_ms=100)
-    rig.submit(1, numbers(5), client_request_id="x", fork_of=b"p" * 16, **asked)
-    refused = rig.try_submit(2, numbers(5), client_request_id="x", fork_of=b"p" * 16, **(asked | other))
+    rig.submit(1, numbers(5), client_request_id="x", **asked)
+    refused = rig.try_submit(2, numbers(5), client_request_id="x", **(asked | other))
     assert isinstance(refused, Refused) and refused.reason is RefusalReason.ALREADY_EXISTS
     asked["limits"] = TimeLimits(5, deadline_ms=50)
-    again = rig.try_submit(3, numbers(5), client_request_id="x", fork_of=b"q" * 16, **asked)
-    assert again == Known((1).to_bytes(16, "big"), 0), "ids are drawn anew for every try, and its call has another deadline"
+    again = rig.try_submit(3, numbers(5), client_request_id="x", **asked)
+    assert again == Known((1).to_bytes(16, "big"), 0), "its call has another deadline"
+
+
+@pytest.mark.parametrize(("known", "again"), [(1, 2), (1, 0), (0, 2)])
+def test_several_answers_are_not_gone_on_with(known: int, again: int) -> None:
+    """Taken over one by one they would end each other's calls. 0: one that is alone; else of which request it is."""
+    rig = small_pool(20)
+    asked: dict[str, Any] = {"max_tokens": 4, "client_request_id": "x"}
+    first = asked | {"fork_of": known.to_bytes(16, "big") if known else b""}
+    rig.submit(1, numbers(5), **first)
+    own = asked | {"fork_of": again.to_bytes(16, "big") if again else b""}
+    refused = rig.try_submit(2, numbers(5), **own)
+    assert isinstance(refused, Refused) and refused.reason is RefusalReason.ALREADY_EXISTS
+    assert rig.try_submit(1, numbers(5), **first) == Known((1).to_bytes(16, "big"), 0), "its gateway says it again"
+    rig.finish_all()
+    rig.assert_as_alone(1)
+    assert isinstance(rig.try_submit(2, numbers(5), **own), Admitted), "the name is free"
 
 
 def test_the_head_of_the_queue_is_never_passed() -> None:

@@ -32,7 +32,7 @@ def rig_of(num_blocks: int = 60, block_size: int = 4, budget: int = 64, **config
 
 def submit_family(rig: Rig, prompt: list[int], num_children: int = 2, max_tokens: int = 6) -> list[int]:
     """A parent, number 1, and its children; returns their numbers."""
-    rig.submit(1, prompt, max_tokens=max_tokens, seed=0)
+    rig.submit(1, prompt, max_tokens=max_tokens, seed=0, fork_of=PARENT)  # its own id
     for child in range(2, 2 + num_children):
         rig.submit(child, prompt, max_tokens=max_tokens, seed=child, fork_of=PARENT)
     return list(range(1, 2 + num_children))
