@@ -13,7 +13,6 @@ import structlog
 
 from services.rpc.errors import TOKENIZER_MISMATCH, FailedPrecondition
 from services.scheduler.clock import now_us
-from services.scheduler.core.admission import Admitted, Known, RefusalReason, Refused, Unknown
 from services.scheduler.core.committed_output import CommittedOutput
 from services.scheduler.core.journal import Journal, WorkerStep
 from services.scheduler.core.journal_call import JournalCall, JournalReply
@@ -24,6 +23,7 @@ from services.scheduler.core.worker_loss import LEFT, WorkerLoss
 from services.scheduler.idle_watch import IdleWatch
 from services.scheduler.leader_sight import LeaderSight
 from services.scheduler.notice import Notice
+from services.scheduler.request_desk import RequestDesk
 from services.scheduler.sessions import GatewaySession
 from services.scheduler.spec_log import SpecLog
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
@@ -37,24 +37,12 @@ from tessera.values.session import (
     Detach,
     Hello,
     HelloAck,
-    KnownAs,
     LengthChanged,
-    LiveRequest,
-    Rejected,
-    RejectReason,
     StopFound,
     Submit,
-    TakenOver,
 )
 
 _log = structlog.get_logger()
-
-_REJECT = {
-    RefusalReason.TOO_LONG: RejectReason.TOO_LONG,
-    RefusalReason.OVERLOADED: RejectReason.OVERLOADED,
-    RefusalReason.ALREADY_EXISTS: RejectReason.ALREADY_EXISTS,
-    RefusalReason.NO_WORKER: RejectReason.OVERLOADED,
-}
 
 
 class Leader:
@@ -79,6 +67,7 @@ class Leader:
         self._may_speak = may_speak
         self._journal = Journal(config, epoch.number, last_record)
         self._streams: Streams[GatewaySession] = Streams(config, self._read_output)
+        self._desk = RequestDesk(self.scheduler, self._streams, model, clock)
         self._wake_journal = wake_journal
         self._senders: dict[str, Callable[[ScheduledBatch], None]] = {}
         self._sessions: dict[bytes, GatewaySession] = {}  # the latest of each gateway
@@ -161,7 +150,7 @@ class Leader:
             earlier.close()
         self._sessions[session.gateway_id] = session
         with self._whole_or_over():
-            unknown = [live.request_id for live in hello.live if not self._claim_live(session, live)]
+            unknown = [live.request_id for live in hello.live if not self._desk.claim_live(session, live)]
         self._settle(None)
         return HelloAck(tuple(unknown), self._model, self._length_told)
 
@@ -171,12 +160,12 @@ class Leader:
             return
         with self._whole_or_over():
             if isinstance(message, Submit):
-                if self._submit(session, message) and self.scheduler.is_busy and self._broken is None:
+                if self._desk.submit(session, message) and self.scheduler.is_busy and self._broken is None:
                     return  # many come at once: the output of the oldest batch, or the next tick, settles for all of them
             else:
                 request_id = self._streams.claimed_by(session, message.request_id, message.subscriber)
                 if request_id is not None:
-                    self._heard_of(request_id, message)
+                    self._desk.heard_of(request_id, message)
         self._settle(None)
 
     def take_frame(self, session: GatewaySession) -> Sequence[RequestOutput]:
@@ -275,68 +264,6 @@ class Leader:
             self.scheduler.check_integrity()
             self._broken = None
             raise
-
-    def _claim_live(self, session: GatewaySession, live: LiveRequest) -> bool:
-        """False for a request that the gateway is to submit again."""
-        if self._foreign_id(live.token_ids) is not None:  # submitted again, that is answered
-            return False
-        holder = self._streams.holder(live.request_id)
-        if holder is not None and holder.subscriber == live.subscriber and holder.session.gateway_id != session.gateway_id:
-            # Its client has come again at another gateway, while this one could not be told.
-            session.post(TakenOver(live.request_id, live.subscriber))
-            return True
-        answer = self.scheduler.claim(live.request_id, live.subscriber, live.token_ids, self._clock())
-        if isinstance(answer, Unknown):
-            return False
-        self._claim(session, live.request_id, live.subscriber, len(live.token_ids))
-        return True
-
-    def _heard_of(self, request_id: bytes, message: Abort | Detach | StopFound) -> None:
-        now = self._clock()
-        match message:
-            case Abort():
-                self.scheduler.abort(request_id, now)
-            case Detach(grace_ms=grace_ms):
-                self._streams.detach(request_id, now, None if grace_ms is None else 1000 * grace_ms)
-            case StopFound(output_len=output_len, stop_string=stop_string):
-                self.scheduler.stop_found(request_id, output_len, stop_string, now)
-
-    def _submit(self, session: GatewaySession, submit: Submit) -> bool:
-        """Whether it is a new request, of which nobody has to be told anything yet."""
-        request_id = submit.submission.request_id
-        foreign_id = self._foreign_id((int(submit.submission.prompt_token_ids.max()), *submit.received_token_ids))
-        if foreign_id is not None:
-            message = f"token id {foreign_id} is not in the vocabulary of {self._model.vocab_size}"
-            session.post(Rejected(request_id, submit.subscriber, RejectReason.INVALID, message))
-            return False
-        answer = self.scheduler.submit(submit.submission, submit.subscriber, submit.received_token_ids, self._clock())
-        match answer:
-            case Admitted() | Known():
-                self._claim(session, answer.request_id, submit.subscriber, len(submit.received_token_ids), request_id)
-            case Refused():
-                reason = _REJECT[answer.reason]
-                session.post(Rejected(request_id, submit.subscriber, reason, answer.message, answer.retry_after_ms))
-        return isinstance(answer, Admitted)
-
-    def _foreign_id(self, token_ids: tuple[int, ...]) -> int | None:
-        """The highest id where it names no token: a worker would refuse every batch with it, and the neighbours in that batch."""
-        highest = max(token_ids, default=0)
-        return highest if highest >= self._model.vocab_size else None
-
-    def _claim(
-        self, session: GatewaySession, request_id: bytes, subscriber: int, received_len: int, submitted_id: bytes | None = None
-    ) -> None:
-        """The highest subscriber number wins; whoever loses is told. A gateway that submitted the request under another id goes on
-        under the one it is known as, and ends its own earlier stream of it, if it has one."""
-        alias = None if submitted_id == request_id else submitted_id
-        answer = self._streams.claim(session, request_id, subscriber, received_len, alias)
-        if isinstance(answer, TakenOver):
-            session.post(answer)
-            return
-        if alias is not None:
-            session.post(KnownAs(alias, subscriber, request_id))
-        if answer.replaced is not None:
-            answer.replaced.session.post(TakenOver(request_id, answer.replaced.subscriber))
 
     def _read_output(self, request_id: bytes, first: int, end: int) -> CommittedOutput:
         sequence = self.scheduler.request(request_id)
