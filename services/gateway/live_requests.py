@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from services.gateway.refusals import rejection_of, taken_over
 from services.gateway.request_stream import RequestStream
-from tessera.values.session import LiveRequest
+from tessera.values.session import LiveRequest, Rejected, TakenOver
 
 HELLO_REQUESTS_MAX = 65_536
 HELLO_TOKENS_MAX = 16 << 20
@@ -50,6 +51,21 @@ class LiveRequests:
         self._streams[request_id] = stream
         return earlier
 
+    def known_as(self, request_id: bytes, subscriber: int, known_request_id: bytes) -> None:
+        """A stream goes on with an older request; if that has a stream here, this one takes it over."""
+        stream = self._of_subscriber(request_id, subscriber)
+        earlier = self.rename(stream, known_request_id) if stream is not None else None
+        if earlier is not None:
+            earlier.close(taken_over())
+
+    def close(self, request_id: bytes, subscriber: int, why: Rejected | TakenOver) -> None:
+        """The stream of this subscriber ends, and the request is no longer live here; nothing where another one has it by now."""
+        stream = self._of_subscriber(request_id, subscriber)
+        if stream is None:
+            return
+        stream.close(rejection_of(why, stream.prompt_field) if isinstance(why, Rejected) else taken_over())
+        self.remove(stream)
+
     def release_client_id(self, stream: RequestStream) -> None:
         """The client is done with this one; the request itself goes on until its scheduler has ended it."""
         key = _client_key(stream)
@@ -75,6 +91,10 @@ class LiveRequests:
                 break
             listed.append(stream.live())
         return tuple(listed)
+
+    def _of_subscriber(self, request_id: bytes, subscriber: int) -> RequestStream | None:
+        stream = self._streams.get(request_id)
+        return stream if stream is not None and stream.subscriber == subscriber else None
 
 
 def _client_key(stream: RequestStream) -> tuple[str, str]:

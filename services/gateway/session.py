@@ -19,7 +19,7 @@ from gateway.served_model import ServedModel
 from gateway.tokenizer import Tokenizer
 from services.gateway.config import GatewayConfig
 from services.gateway.live_requests import LiveRequests
-from services.gateway.refusals import draining, rejection_of, taken_over, tokenizer_mismatch, version_skew
+from services.gateway.refusals import draining, tokenizer_mismatch, version_skew
 from services.gateway.request_stream import RequestStream
 from services.gateway.scheduler_link import RETRY_S_MAX, SchedulerLink, SessionBroken, StreamEnd
 from services.rpc.addresses import addresses
@@ -329,14 +329,12 @@ class SchedulerSession:
                 for output in outputs:
                     self._take_output(output)
             case KnownAs(request_id, subscriber, known_request_id):
-                self._rename(request_id, subscriber, known_request_id)
-            case Rejected(request_id, subscriber):
-                self._close(request_id, subscriber, message)
+                self.live.known_as(request_id, subscriber, known_request_id)
+            case Rejected(request_id, subscriber) | TakenOver(request_id, subscriber):
+                self.live.close(request_id, subscriber, message)
             case LengthChanged(max_request_len):
                 assert self._served is not None, "a leader has answered"
                 self._served = replace(self._served, max_request_len=max_request_len)
-            case TakenOver(request_id, subscriber):
-                self._close(request_id, subscriber, message)
             case _:
                 assert isinstance(message, Heartbeat), message
 
@@ -353,25 +351,6 @@ class SchedulerSession:
             self._part(stream, Detach(stream.request_id, stream.subscriber))  # the request itself is sound
         elif stream.failed:
             self.abort(stream)
-
-    def _rename(self, request_id: bytes, subscriber: int, known_request_id: bytes) -> None:
-        """A stream goes on with an older request; if that has a stream here, this one takes it over."""
-        stream = self.live.get(request_id)
-        if stream is None or subscriber != stream.subscriber:
-            return
-        earlier = self.live.rename(stream, known_request_id)
-        if earlier is not None:
-            earlier.close(taken_over())
-
-    def _close(self, request_id: bytes, subscriber: int, why: Rejected | TakenOver) -> None:
-        stream = self.live.get(request_id)
-        if stream is None or subscriber != stream.subscriber:
-            return
-        error: ServiceError = taken_over()
-        if isinstance(why, Rejected):
-            error = rejection_of(why, stream.prompt_field)
-        stream.close(error)
-        self.live.remove(stream)
 
     async def _watch_for_pauses(self) -> None:
         while True:

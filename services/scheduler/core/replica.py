@@ -1,19 +1,17 @@
 """One attached worker as the scheduler sees it: its pool, its slots, what runs on it and what is in flight."""
 
-from array import array
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from kv_manager.allocation import BlockPairs, PoolExhausted, PrefixMatch
+from kv_manager.allocation import PoolExhausted, PrefixMatch
 from kv_manager.block_manager import BlockManager
-from kv_manager.block_table import BlockTable, HeldTable
+from kv_manager.block_table import HeldTable
 from kv_manager.host_pool import HostPoolExhausted
 from kv_manager.published_block import PublishedBlock
-from services.scheduler.core.held_blocks import kv_namespace, table_namespace
+from services.scheduler.core.held_blocks import kv_namespace
 from services.scheduler.core.lane_rows import LaneRows
 from services.scheduler.core.lanes import Lanes
 from services.scheduler.core.queue_order import running_rank
@@ -22,6 +20,7 @@ from services.scheduler.core.replica_integrity import check_rows
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.service_figures import TokenPace
+from services.scheduler.core.slot_orders import Orphan, reported_table, slot_drop, slot_swap
 from services.scheduler.core.step_plan import IssuedBatch, StepPlan
 from services.scheduler.core.step_times import StepTimes
 from tessera.values.batch import NO_BLOCKS, NO_PAIRS, ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotSwap
@@ -32,14 +31,6 @@ from tessera.values.report import SlotReport, WorkerReport
 
 PATIENCE_US = 500_000
 """How long a request waits in the line of the better worker for that to end its step, while others may have room."""
-
-
-@dataclass(frozen=True, slots=True)
-class Orphan:
-    """A live slot that no known request owns yet; its blocks are held for one that may come."""
-
-    slot: SlotReport
-    table: BlockTable
 
 
 class Replica:
@@ -166,7 +157,7 @@ class Replica:
         """
         for sequence, slot in held:
             self._go_on(sequence, slot)
-        self.orphans = {slot.request_id: Orphan(slot, _reported_table(slot)) for slot in orphans}
+        self.orphans = {slot.request_id: Orphan(slot, reported_table(slot)) for slot in orphans}
         tables = [HeldTable(sequence.table, slot.token_ids, sequence.ledger.computed_len) for sequence, slot in held]
         tables += [HeldTable(orphan.table, orphan.slot.token_ids, orphan.slot.computed_len) for orphan in self.orphans.values()]
         whole_cache = self.manager.adopt(tables, published, self._last_step)
@@ -222,7 +213,7 @@ class Replica:
         sequence.swap_out()
         self.swapped[sequence.request_id] = self.running.pop(sequence.request_id)
         self.pace.leave()
-        self.swap_outs.append(_swap(sequence, sequence.table.host_block_ids, pairs))
+        self.swap_outs.append(slot_swap(sequence, sequence.table.host_block_ids, pairs))
         return None
 
     def swap_in(self, sequence: Sequence, match: PrefixMatch, num_tokens: int) -> PoolExhausted | None:
@@ -238,9 +229,9 @@ class Replica:
         sequence.swap_in()
         del self.swapped[sequence.request_id]
         self._add_running(sequence)
-        self.swap_ins.append(_swap(sequence, sequence.table.block_ids, pairs))
+        self.swap_ins.append(slot_swap(sequence, sequence.table.block_ids, pairs))
         if not sequence.has_entered:
-            self._late_drops.append(_drop(sequence, None))
+            self._late_drops.append(slot_drop(sequence, None))
         return None
 
     def is_swapping_in(self, sequence: Sequence) -> bool:
@@ -251,7 +242,7 @@ class Replica:
         """Take slot and blocks from a sequence; `finish` None means that it will be back."""
         assert sequence.slot is not None
         del (self.running if sequence.status is SequenceStatus.RUNNING else self.swapped)[sequence.request_id]
-        self.drops.append(_drop(sequence, finish))
+        self.drops.append(slot_drop(sequence, finish))
         heappush(self._free_slots, sequence.slot)
         self.manager.free(sequence.table)
         if sequence.output_len:
@@ -278,7 +269,7 @@ class Replica:
             return
         self._add_running(sequence)
         if not sequence.has_entered:
-            self.drops.append(_drop(sequence, None))
+            self.drops.append(slot_drop(sequence, None))
 
     def prefills(self) -> list[Sequence]:
         """Of `running`, in order, those whose prefill goes on. Looks only at who was one when last asked, or came since: a decode never
@@ -364,23 +355,3 @@ class Replica:
         assert self.prefills() == prefills, "a prefill is forgotten"
         assert not (self.swap_outs or self.swap_ins), "a swap waits for a batch"
         check_rows(self, held)
-
-
-def _reported_table(slot: SlotReport) -> BlockTable:
-    """The table of a slot that nobody owns yet."""
-    block_ids, namespace = slot.block_table.tolist(), table_namespace(slot.cache_salt)
-    if slot.is_swapped:
-        return BlockTable(host_block_ids=tuple(block_ids), namespace=namespace)
-    return BlockTable(array("i", block_ids), namespace=namespace)
-
-
-def _drop(sequence: Sequence, finish: Finish | None) -> SlotDrop:
-    assert sequence.slot is not None
-    return SlotDrop(sequence.slot, sequence.request_id, sequence.attempt, finish)
-
-
-def _swap(sequence: Sequence, block_ids: Iterable[int], pairs: BlockPairs) -> SlotSwap:
-    """A slot's new table, and what is copied for it."""
-    assert sequence.slot is not None
-    table, columns = np.fromiter(block_ids, np.int32), np.array(pairs, np.int32).reshape(-1, 2)
-    return SlotSwap(sequence.slot, sequence.request_id, sequence.attempt, table, columns)
