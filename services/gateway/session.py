@@ -25,6 +25,7 @@ from services.gateway.scheduler_link import RETRY_S_MAX, SchedulerLink, SessionB
 from services.rpc.addresses import addresses
 from services.rpc.errors import TOKENIZER_MISMATCH, ServiceError, Unavailable
 from tessera.values.identity import Epoch, new_instance_id
+from tessera.values.load import GroupLoad
 from tessera.values.protocol import PROTOCOL_VERSION, VERSION_SKEW
 from tessera.values.request import RequestOutput
 from tessera.values.session import (
@@ -67,6 +68,7 @@ class SchedulerSession:
 
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer, standing: Callable[[bool], None]) -> None:
         self.live = LiveRequests()
+        self.load: GroupLoad | None = None  # what the leader told last; None while there is none, and before it has
         self._config = config
         self._heartbeat_s = config.heartbeat_ms / 1000
         self._tokenizer = tokenizer
@@ -283,7 +285,7 @@ class SchedulerSession:
         if self._refusal is None:
             self._decided.clear()
         if self._connected:
-            self._connected = False
+            self._connected, self.load = False, None
             self._standing(False)
 
     def _refuse(self, why: ServiceError) -> None:
@@ -335,6 +337,8 @@ class SchedulerSession:
             case LengthChanged(max_request_len):
                 assert self._served is not None, "a leader has answered"
                 self._served = replace(self._served, max_request_len=max_request_len)
+            case GroupLoad():
+                self.load = message
             case _:
                 assert isinstance(message, Heartbeat), message
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.scheduler.convert_frame import fill_frame, frame_from_proto
+from services.scheduler.convert_load import load_from_proto, load_to_proto
 from services.worker.convert import (
     MalformedMessage,
     epoch_from_proto,
@@ -20,6 +21,7 @@ from services.worker.convert import (
 )
 from tessera.scheduler.v1 import session_pb2
 from tessera.values.identity import INSTANCE_ID_BYTES, NO_EPOCH, REQUEST_ID_BYTES, Epoch
+from tessera.values.load import GroupLoad
 from tessera.values.request import DetokenizeOptions, Submission, TimeLimits
 from tessera.values.session import (
     Abort,
@@ -107,6 +109,8 @@ def response_to_proto(epoch: Epoch, message: SchedulerMessage) -> session_pb2.Se
             response.known_as.CopyFrom(known)
         case LengthChanged(max_request_len):
             response.length_changed.max_request_len = max_request_len
+        case GroupLoad():
+            response.load.CopyFrom(load_to_proto(message))
         case Heartbeat():
             response.heartbeat.SetInParent()
     return response
@@ -127,6 +131,8 @@ def response_from_proto(message: session_pb2.SessionResponse) -> tuple[Epoch, Sc
             return epoch, hello_ack_from_proto(message.hello_ack)
         case "length_changed":
             return epoch, LengthChanged(message.length_changed.max_request_len)
+        case "load":
+            return epoch, load_from_proto(message.load)
         case "frame":
             return epoch, frame_from_proto(message.frame)
         case "rejected":

@@ -44,6 +44,9 @@ from tessera.values.session import (
 
 _log = structlog.get_logger()
 
+LOAD_EVERY_US = 500_000
+"""So often gateways are told the load of the group."""
+
 
 class Leader:
     """From a join on, whose records so far are numbered up to `last_record`. Nothing but `lead` is called before that; all calls come from
@@ -77,6 +80,7 @@ class Leader:
         self._idle_watch = IdleWatch(self.scheduler)
         self._shortage = Notice(_log)
         self._length_told = 0
+        self._load_due_us = 0
         self._spec_log = SpecLog()
 
     def lead(
@@ -133,6 +137,14 @@ class Leader:
             self._length_told = length
             for session in self._sessions.values():
                 session.post(LengthChanged(length))
+
+    def _tell_load(self, now_us: int) -> None:
+        if now_us < self._load_due_us or not self._may_speak():
+            return
+        self._load_due_us = now_us + LOAD_EVERY_US
+        load = self.scheduler.load_meter.read(now_us)
+        for session in self._sessions.values():
+            session.post(load)
 
     # -- gateways
 
@@ -247,6 +259,7 @@ class Leader:
         else:
             self._shortage.say("requests wait for a larger worker", wait_ms=self._config.capacity_wait_ms, **asdict(shortage))
         self._spec_log.look(self.scheduler.spec_stats)
+        self._tell_load(now)
         self._settle(None)
         self._idle_watch.look(now)
 

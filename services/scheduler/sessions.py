@@ -18,6 +18,7 @@ from services.scheduler import convert
 from services.worker.convert import MalformedMessage
 from tessera.scheduler.v1 import session_pb2, session_pb2_grpc
 from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.load import GroupLoad
 from tessera.values.protocol import PROTOCOL_VERSION, VERSION_SKEW
 from tessera.values.request import RequestOutput
 from tessera.values.session import (
@@ -49,7 +50,7 @@ SILENCE_S = 5.0
 POSTED_MAX = 65_536
 """Answers that a gateway may leave unread; one that asks on and does not read has lost its session."""
 
-Control: TypeAlias = Rejected | TakenOver | KnownAs | LengthChanged
+Control: TypeAlias = Rejected | TakenOver | KnownAs | LengthChanged | GroupLoad
 """What is said of one request beside its frames, and of all."""
 
 Said: TypeAlias = Submit | Abort | Detach | StopFound
@@ -66,7 +67,10 @@ class GatewaySession:
         self._woken = asyncio.Event()
 
     def post(self, message: Control) -> None:
-        """Send `message` soon; beyond POSTED_MAX of them the session ends, and the gateway says all again in the next."""
+        """Send `message` soon; beyond POSTED_MAX of them the session ends, and the gateway says all again in the next. Of loads only the last
+        is kept."""
+        if isinstance(message, GroupLoad):
+            self._posted = [earlier for earlier in self._posted if not isinstance(earlier, GroupLoad)]
         if len(self._posted) == POSTED_MAX:
             self.close()
             return

@@ -149,5 +149,5 @@ DEFECTS = {
     "a slot is adopted at an old attempt": Defect(_adopt_old_attempts, "moved", 40),
     "positions that a worker holds are computed again": Defect(_adopt_nothing, "scheduler", 20),
     "a lease is taken too early, and no worker fences": Defect(_take_held_leases, "none", 20),
-    "an earlier session of a gateway is heard": Defect(_hear_earlier_sessions, "cut", 60),
+    "an earlier session of a gateway is heard": Defect(_hear_earlier_sessions, "cut", 80),
 }

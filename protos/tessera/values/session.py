@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tessera.values.identity import Epoch
+from tessera.values.load import GroupLoad
 from tessera.values.model import ModelInfo
 from tessera.values.protocol import PROTOCOL_VERSION
 from tessera.values.request import RequestOutput, Submission
@@ -149,4 +150,4 @@ class KnownAs:
 
 
 GatewayMessage = Hello | Submit | Abort | Detach | StopFound | Heartbeat
-SchedulerMessage = Standby | Invite | HelloAck | LengthChanged | Frame | Rejected | TakenOver | KnownAs | Heartbeat
+SchedulerMessage = Standby | Invite | HelloAck | LengthChanged | GroupLoad | Frame | Rejected | TakenOver | KnownAs | Heartbeat

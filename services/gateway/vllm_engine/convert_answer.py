@@ -7,8 +7,12 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from gateway.delta import Delta, PublicReason
 from services.gateway.session import Served
+from tessera.values.load import GroupLoad
 from tessera.values.logprobs import Logprobs
 from tessera.values.request import Submission
+
+INT32_MAX = 2**31 - 1
+"""The most that this protocol can say of a count."""
 
 _REASONS = {
     PublicReason.STOP: "stop",
@@ -61,6 +65,24 @@ def model_info_to_proto(served: Served, path: str) -> Any:
         architectures=[info.architecture],
         eos_token_ids=info.eos_token_ids,
         bos_token_id=info.bos_token_id or 0,
+    )
+
+
+def load_to_proto(load: GroupLoad) -> Any:
+    """The load as that of one rank. A request that is swapped out is to run again: it counts as waiting."""
+    num_waiting = load.num_waiting + load.num_swapped
+    return pb.SchedulerLoad(
+        num_running_reqs=load.num_running,
+        num_waiting_reqs=num_waiting,
+        num_total_reqs=load.num_running + num_waiting,
+        num_used_tokens=min(load.used_kv_tokens, INT32_MAX),
+        max_total_num_tokens=min(load.total_kv_tokens, INT32_MAX),
+        token_usage=load.used_kv_tokens / load.total_kv_tokens if load.total_kv_tokens else 0.0,
+        gen_throughput=load.generation_tokens_per_s,
+        cache_hit_rate=load.prefix_hit_rate,
+        utilization=load.num_running / load.max_running if load.max_running else 0.0,
+        max_running_requests=load.max_running,
+        num_waiting_uncached_tokens=min(load.num_waiting_uncached_tokens, INT32_MAX),
     )
 
 

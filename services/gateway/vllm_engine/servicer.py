@@ -24,6 +24,7 @@ from services.gateway.vllm_engine.convert_request import PROMPT_FIELDS, submissi
 from services.gateway.vllm_engine.tokenizer_files import TokenizerFiles
 from services.rpc.errors import ServiceError, Unimplemented
 from tessera.values.known_models import locate
+from tessera.values.load import GroupLoad
 
 PRINCIPAL = ""
 """Whose requests these are: whoever reaches this port speaks for all of its users."""
@@ -72,9 +73,11 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         return convert_answer.model_info_to_proto(await self._served(), self._path)
 
     async def GetServerInfo(self, request: Any, context: Any) -> Any:
-        """This gateway as an engine: one rank, whatever stands behind it."""
+        """The group as an engine: one rank, whatever stands behind this gateway."""
+        load = self._load()
         return pb.GetServerInfoResponse(
-            active_requests=len(self._session.live),
+            active_requests=load.num_running + load.num_waiting + load.num_swapped,
+            max_num_seqs=load.max_running,
             last_receive_timestamp=self._last_request_s,
             uptime_seconds=time.monotonic() - self._began_s,
             server_type="tessera",
@@ -82,19 +85,11 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         )
 
     async def GetLoads(self, request: Any, context: Any) -> Any:
-        """What runs through this gateway; a request waits until its first token."""
+        """The load of the whole group, as its leader told it last."""
         if request.HasField("dp_rank") and request.dp_rank:
             return pb.GetLoadsResponse(timestamp=_now(), dp_rank_count=1)
-        num_total = len(self._session.live)
-        num_running = sum(stream.num_tokens > 0 for stream in self._session.live)
-        load = pb.SchedulerLoad(
-            num_running_reqs=num_running,
-            num_waiting_reqs=num_total - num_running,
-            num_total_reqs=num_total,
-            max_running_requests=self._config.max_concurrent_requests,
-            utilization=num_total / self._config.max_concurrent_requests,
-        )
-        return pb.GetLoadsResponse(timestamp=_now(), dp_rank_count=1, loads=[load])
+        loads = [convert_answer.load_to_proto(self._load())]
+        return pb.GetLoadsResponse(timestamp=_now(), dp_rank_count=1, loads=loads)
 
     async def GetTokenizer(self, request: Any, context: Any) -> None:
         """The tokenizer's files as a zip in pieces, its sha256 with the last."""
@@ -121,6 +116,15 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def StopProfile(self, request: Any, context: Any) -> Any:
         """Not offered."""
         _not_offered("StopProfile")
+
+    def _load(self) -> GroupLoad:
+        """Before a leader has told anything, and while there is none: of the requests of this gateway, each of which waits until its first
+        token."""
+        if self._session.load is not None:
+            return self._session.load
+        num_running = sum(stream.num_tokens > 0 for stream in self._session.live)
+        num_waiting = len(self._session.live) - num_running
+        return GroupLoad(num_running, num_waiting, max_running=self._config.max_concurrent_requests)
 
     async def _served(self) -> Served:
         return await self._session.served(self._wait_s)

@@ -17,6 +17,7 @@ from services.scheduler.core.admission import (
 from services.scheduler.core.batcher import Batcher
 from services.scheduler.core.capacity_watch import CapacityWatch, Shortage
 from services.scheduler.core.changes import Changes
+from services.scheduler.core.group_load import LoadMeter
 from services.scheduler.core.lifecycle import Lifecycle
 from services.scheduler.core.load import Load, Totals
 from services.scheduler.core.lockstep import Lockstep
@@ -57,6 +58,7 @@ class Scheduler:
         self._validator = Validator(config, self._lifecycle)
         self._capacity = CapacityWatch(self._lifecycle, config.capacity_wait_ms)
         self._totals = Totals()
+        self.load_meter = LoadMeter(self._lifecycle, self._totals)
         self.spec_stats = SpecStats()
         self._commit = OutputCommit(self._lifecycle, self.spec_stats)
         self._forgotten: set[bytes] | None = set()  # who ended here, while slots of unknown requests are kept; then None

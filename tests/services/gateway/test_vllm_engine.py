@@ -23,6 +23,7 @@ from services.rpc.channel import open_channel
 from services.rpc.status import metadata_of
 from tessera.values.config import ConfigError
 from tessera.values.finish import Finish, FinishReason
+from tessera.values.load import GroupLoad, WorkerLoad, WorkerState
 from tessera.values.logprobs import Logprobs
 from tessera.values.request import RequestOutput
 from tessera.values.sampling import SamplingParams
@@ -334,11 +335,26 @@ def test_what_an_engine_says_of_itself(run_async, house):
             end.send(output(await end.hear(Submit), 0, [504]))
             assert (await running.read()).chunk.token_ids == [504]
             waiting = stub.Generate(request())
-            await end.hear(Submit)
+            second = await end.hear(Submit)
             assert (await stub.GetServerInfo(pb.GetServerInfoRequest())).active_requests == 2
             loads = await stub.GetLoads(pb.GetLoadsRequest())
             assert [(load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs) for load in loads.loads] == [(1, 1, 2)]
             assert not (await stub.GetLoads(pb.GetLoadsRequest(dp_rank=1))).loads
+            workers = (WorkerLoad("w1", WorkerState.SERVING, 3, 1, 96, 400),)
+            end.say(GroupLoad(3, 4, 1, 96, 400, 0.25, 12.5, 70, 6, workers))
+            end.send(output(second, 0, [504]))
+            assert (await waiting.read()).chunk.token_ids == [504]
+            (load,) = (await stub.GetLoads(pb.GetLoadsRequest(dp_rank=0))).loads
+            assert (load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs, load.max_running_requests) == (
+                3,
+                5,
+                8,
+                6,
+            )
+            assert (load.num_used_tokens, load.max_total_num_tokens, load.num_waiting_uncached_tokens) == (96, 400, 70)
+            assert (load.token_usage, load.gen_throughput, load.cache_hit_rate, load.utilization) == (0.24, 12.5, 0.25, 0.5)
+            info = await stub.GetServerInfo(pb.GetServerInfoRequest())
+            assert (info.active_requests, info.max_num_seqs) == (8, 6)
             for call in (running, waiting):
                 call.cancel()
 

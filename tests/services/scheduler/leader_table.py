@@ -14,6 +14,7 @@ from tessera.values.batch import ScheduledBatch
 from tessera.values.config import Config
 from tessera.values.finish import FinishReason
 from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.load import GroupLoad
 from tessera.values.request import DetokenizeOptions, Submission
 from tessera.values.sampling import SamplingParams
 from tessera.values.session import Hello, HelloAck, KnownAs, LiveRequest, Rejected, Submit, TakenOver
@@ -75,6 +76,7 @@ class Gateway:
     def __init__(self, table: Table, live: tuple[LiveRequest, ...], gateway_id: bytes) -> None:
         self.table = table
         self.session = GatewaySession(gateway_id)
+        self.loads: list[GroupLoad] = []  # as told
         self.tokens = {entry.request_id: list(entry.token_ids) for entry in live}
         self.finishes: dict[bytes, FinishReason] = {}
         hello = Hello(NO_EPOCH, MODEL.tokenizer_digest, gateway_id, live)
@@ -86,8 +88,10 @@ class Gateway:
         return submission.request_id
 
     def read(self) -> list[Rejected | TakenOver | KnownAs]:
-        """Take everything due; returns the control messages. What is known under another id goes on under that."""
-        posted = self.session.take_posted()
+        """Take everything due; returns the control messages but loads. What is known under another id goes on under that."""
+        posted = []
+        for message in self.session.take_posted():
+            self.loads.append(message) if isinstance(message, GroupLoad) else posted.append(message)
         for message in posted:
             if isinstance(message, KnownAs):
                 self.tokens[message.known_request_id] = self.tokens.pop(message.request_id)

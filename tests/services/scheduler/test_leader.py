@@ -325,3 +325,24 @@ def test_gateways_are_told_how_long_the_longest_request_is_at_present() -> None:
     table.leader.worker_removed("large")
     assert early.session.take_posted() == [LengthChanged(41)]
     assert table.gateway().ack.max_request_len == 41
+
+
+def test_gateways_are_told_the_load_now_and_then_and_only_the_last_is_kept(table: Table) -> None:
+    gateway, request = table.gateway(), submission(1, [5, 6, 7], max_tokens=40)
+    table.leader.tick()
+    gateway.read()
+    gateway.submit(request)
+    table.run(3)
+    table.leader.tick()
+    gateway.read()
+    assert [load.num_running for load in gateway.loads] == [0], "not with every tick"
+    for _ in range(2):
+        table.now_us += leader.LOAD_EVERY_US
+        table.leader.tick()
+    gateway.read()
+    assert [load.num_running for load in gateway.loads] == [0, 1]
+    table.may_speak = False
+    table.now_us += leader.LOAD_EVERY_US
+    table.leader.tick()
+    gateway.read()
+    assert len(gateway.loads) == 2

@@ -12,6 +12,7 @@ from services.worker.convert import MalformedMessage
 from tessera.scheduler.v1 import session_pb2
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.load import GroupLoad, WorkerLoad, WorkerState
 from tessera.values.logprobs import Logprobs
 from tessera.values.model import ModelInfo
 from tessera.values.request import DetokenizeOptions, RequestOutput, RequestTimings, Submission, TimeLimits
@@ -53,6 +54,8 @@ SUBMISSION = Submission(
     is_seed_given=True,
     limits=TimeLimits(1, 2, 3, 2**31 - 1),
 )
+WORKERS = tuple(WorkerLoad(f"w{number}", state, number, 2, 3, 2**40) for number, state in enumerate(WorkerState))
+LOAD = GroupLoad(1, 2, 3, 4, 2**40, 0.25, 12.5, 7, 8, WORKERS)
 PLAIN = Submission(bytes(16), np.array([1], np.int32), SamplingParams(0))
 
 
@@ -110,6 +113,8 @@ def test_a_fork_of_something_that_is_no_request_id_is_malformed():
         TakenOver(ID, 5),
         KnownAs(ID, 5, OTHER_ID),
         LengthChanged(17),
+        GroupLoad(),
+        LOAD,
         Invite(),
         Heartbeat(),
     ],

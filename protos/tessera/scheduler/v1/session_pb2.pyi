@@ -1,3 +1,4 @@
+from tessera.v1 import admin_pb2 as _admin_pb2
 from tessera.worker.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -38,7 +39,7 @@ class SessionRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop_found: _Optional[_Union[StopFound, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("epoch", "hello_ack", "frame", "rejected", "taken_over", "heartbeat", "standby", "invite", "known_as", "length_changed")
+    __slots__ = ("epoch", "hello_ack", "frame", "rejected", "taken_over", "heartbeat", "standby", "invite", "known_as", "length_changed", "load")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_ACK_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +50,7 @@ class SessionResponse(_message.Message):
     INVITE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_AS_FIELD_NUMBER: _ClassVar[int]
     LENGTH_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     epoch: _types_pb2.Epoch
     hello_ack: HelloAck
     frame: Frame
@@ -59,7 +61,8 @@ class SessionResponse(_message.Message):
     invite: Invite
     known_as: KnownAs
     length_changed: LengthChanged
-    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., hello_ack: _Optional[_Union[HelloAck, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., known_as: _Optional[_Union[KnownAs, _Mapping]] = ..., length_changed: _Optional[_Union[LengthChanged, _Mapping]] = ...) -> None: ...
+    load: _admin_pb2.Load
+    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., hello_ack: _Optional[_Union[HelloAck, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., known_as: _Optional[_Union[KnownAs, _Mapping]] = ..., length_changed: _Optional[_Union[LengthChanged, _Mapping]] = ..., load: _Optional[_Union[_admin_pb2.Load, _Mapping]] = ...) -> None: ...
 
 class Standby(_message.Message):
     __slots__ = ()
