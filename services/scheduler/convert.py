@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.scheduler.convert_frame import fill_frame, frame_from_proto
+from services.scheduler.convert_kv_events import kv_events_from_proto, kv_events_to_proto
 from services.scheduler.convert_load import load_from_proto, load_to_proto
 from services.worker.convert import (
     MalformedMessage,
@@ -21,6 +22,7 @@ from services.worker.convert import (
 )
 from tessera.scheduler.v1 import session_pb2
 from tessera.values.identity import INSTANCE_ID_BYTES, NO_EPOCH, REQUEST_ID_BYTES, Epoch
+from tessera.values.kv_events import KvEvents, WatchKv
 from tessera.values.load import GroupLoad
 from tessera.values.request import DetokenizeOptions, Submission, TimeLimits
 from tessera.values.session import (
@@ -62,6 +64,8 @@ def request_to_proto(message: GatewayMessage) -> session_pb2.SessionRequest:
         case Detach(request_id, subscriber, grace_ms):
             detach = session_pb2.Detach(request_id=request_id, subscriber=subscriber, grace_ms=grace_ms)
             return session_pb2.SessionRequest(detach=detach)
+        case WatchKv(is_on):
+            return session_pb2.SessionRequest(watch_kv=session_pb2.WatchKv(is_on=is_on))
         case Heartbeat():
             return session_pb2.SessionRequest(heartbeat=session_pb2.Heartbeat())
 
@@ -81,6 +85,8 @@ def request_from_proto(message: session_pb2.SessionRequest) -> GatewayMessage:
             detach = message.detach
             grace_ms = detach.grace_ms if detach.HasField("grace_ms") else None
             return Detach(_request_id(detach.request_id, "detach"), detach.subscriber, grace_ms)
+        case "watch_kv":
+            return WatchKv(message.watch_kv.is_on)
         case "heartbeat":
             return Heartbeat()
         case kind:
@@ -100,6 +106,8 @@ def response_to_proto(epoch: Epoch, message: SchedulerMessage) -> session_pb2.Se
             response.hello_ack.CopyFrom(hello_ack_to_proto(message))
         case Frame():
             fill_frame(response.frame, message.outputs)
+        case KvEvents():
+            response.kv_events.CopyFrom(kv_events_to_proto(message))
         case Rejected():
             response.rejected.CopyFrom(rejected_to_proto(message))
         case TakenOver(request_id, subscriber):
@@ -135,6 +143,8 @@ def response_from_proto(message: session_pb2.SessionResponse) -> tuple[Epoch, Sc
             return epoch, load_from_proto(message.load)
         case "frame":
             return epoch, frame_from_proto(message.frame)
+        case "kv_events":
+            return epoch, kv_events_from_proto(message.kv_events)
         case "rejected":
             return epoch, rejected_from_proto(message.rejected)
         case "taken_over":

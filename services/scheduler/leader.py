@@ -21,24 +21,23 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.streams import Streams
 from services.scheduler.core.worker_loss import LEFT, WorkerLoss
 from services.scheduler.idle_watch import IdleWatch
+from services.scheduler.kv_watch import KvWatch
 from services.scheduler.leader_sight import LeaderSight
 from services.scheduler.notice import Notice
 from services.scheduler.request_desk import RequestDesk
-from services.scheduler.sessions import GatewaySession
+from services.scheduler.sessions import GatewaySession, Said
 from services.scheduler.spec_log import SpecLog
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.config import Config
 from tessera.values.identity import Epoch
+from tessera.values.kv_events import WatchKv
 from tessera.values.model import ModelInfo
 from tessera.values.report import WorkerReport
 from tessera.values.request import RequestOutput
 from tessera.values.session import (
-    Abort,
-    Detach,
     Hello,
     HelloAck,
     LengthChanged,
-    StopFound,
     Submit,
 )
 
@@ -82,6 +81,7 @@ class Leader:
         self._length_told = 0
         self._load_due_us = 0
         self._spec_log = SpecLog()
+        self._kv_watch = KvWatch(lambda: self.scheduler.attached)
 
     def lead(
         self, recovered: Recovered, reports: dict[str, WorkerReport], senders: dict[str, Callable[[ScheduledBatch], None]]
@@ -117,6 +117,7 @@ class Leader:
     def worker_detached(self, address: str, loss: WorkerLoss = LEFT) -> None:
         """Its stream ended: its requests wait, and go on here or elsewhere."""
         self._senders.pop(address, None)
+        self._kv_watch.lost(address)
         self.scheduler.lose_worker(address, loss, self._clock())
         self._settle(None)
 
@@ -166,9 +167,12 @@ class Leader:
         self._settle(None)
         return HelloAck(tuple(unknown), self._model, self._length_told)
 
-    def heard(self, session: GatewaySession, message: Submit | Abort | Detach | StopFound) -> None:
+    def heard(self, session: GatewaySession, message: Said) -> None:
         """One message of a gateway. What it says of a request counts only while the request is its own, and nothing on a session that ends."""
         if session.closing:
+            return
+        if isinstance(message, WatchKv):
+            self._kv_watch.watch(session, message.is_on)
             return
         with self._whole_or_over():
             if isinstance(message, Submit):
@@ -189,6 +193,7 @@ class Leader:
         if self._sessions.get(session.gateway_id) is session:
             del self._sessions[session.gateway_id]
         self._streams.close(session, self._clock())
+        self._kv_watch.forget(session)
 
     def hand_over(self) -> None:
         """Send no more batches: what runs goes on under the next leader. What comes is still taken in and written."""
@@ -299,6 +304,8 @@ class Leader:
         if changes is not None:
             record = self._journal.add(changes, self._clock(), step)
             self._streams.add(record, self._clock())
+            if self._kv_watch and changes.blocks:
+                self._kv_watch.changed(changes.blocks)
             self._wake_journal()
         elif step is not None:
             self._journal.cover(step)

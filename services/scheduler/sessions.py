@@ -18,6 +18,7 @@ from services.scheduler import convert
 from services.worker.convert import MalformedMessage
 from tessera.scheduler.v1 import session_pb2, session_pb2_grpc
 from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.kv_events import KvEvents, WatchKv
 from tessera.values.load import GroupLoad
 from tessera.values.protocol import PROTOCOL_VERSION, VERSION_SKEW
 from tessera.values.request import RequestOutput
@@ -53,8 +54,15 @@ POSTED_MAX = 65_536
 Control: TypeAlias = Rejected | TakenOver | KnownAs | LengthChanged | GroupLoad
 """What is said of one request beside its frames, and of all."""
 
-Said: TypeAlias = Submit | Abort | Detach | StopFound
-"""What a gateway says of one request."""
+Said: TypeAlias = Submit | Abort | Detach | StopFound | WatchKv
+"""What a gateway says of one request, or of what else it wants to hear."""
+
+
+class KvEventSource(Protocol):
+    """What a gateway has still to be told of prefix caches."""
+
+    def take(self) -> KvEvents | None:
+        """The next message, if there is one."""
 
 
 class GatewaySession:
@@ -63,6 +71,7 @@ class GatewaySession:
     def __init__(self, gateway_id: bytes = b"") -> None:
         self.gateway_id = gateway_id  # known from its Hello on
         self.closing = False
+        self.kv_events: KvEventSource | None = None  # while the gateway wants to be told of prefix caches
         self._posted: list[Control] = []
         self._woken = asyncio.Event()
 
@@ -229,7 +238,7 @@ class _Conversation:
                     raise MalformedMessage("message: a hello answers an invitation, once")
                 self._session.gateway_id = message.gateway_id
                 self._hello.set_result(message)
-            case Submit() | Abort() | Detach() | StopFound():
+            case Submit() | Abort() | Detach() | StopFound() | WatchKv():
                 if self._desk is None or self._opening is None or not self._opening.done():
                     raise MalformedMessage(f"message: {type(message).__name__} before the hello was answered")
                 self._desk.heard(self._session, message)
@@ -253,6 +262,8 @@ def _due(desk: SessionDesk, session: GatewaySession, woken: bool) -> list[Schedu
         due.extend(session.take_posted())
         if outputs := desk.take_frame(session):
             due.append(Frame(outputs))
+        if session.kv_events is not None and (events := session.kv_events.take()) is not None:
+            due.append(events)
     return due if due or woken else [Heartbeat()]
 
 

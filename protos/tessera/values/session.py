@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tessera.values.identity import Epoch
+from tessera.values.kv_events import KvEvents, WatchKv
 from tessera.values.load import GroupLoad
 from tessera.values.model import ModelInfo
 from tessera.values.protocol import PROTOCOL_VERSION
@@ -149,5 +150,7 @@ class KnownAs:
     known_request_id: bytes
 
 
-GatewayMessage = Hello | Submit | Abort | Detach | StopFound | Heartbeat
-SchedulerMessage = Standby | Invite | HelloAck | LengthChanged | GroupLoad | Frame | Rejected | TakenOver | KnownAs | Heartbeat
+GatewayMessage = Hello | Submit | Abort | Detach | StopFound | WatchKv | Heartbeat
+SchedulerMessage = (
+    Standby | Invite | HelloAck | LengthChanged | GroupLoad | Frame | KvEvents | Rejected | TakenOver | KnownAs | Heartbeat
+)

@@ -287,6 +287,11 @@ class Scheduler:
         return self._fleet.get(name)
 
     @property
+    def attached(self) -> list[Replica]:
+        """The workers that can compute at present; not to be changed."""
+        return self._fleet.attached
+
+    @property
     def layout(self) -> tuple[int, str] | None:
         """Block size and format of the workers' KV; None before the first attach."""
         return self._fleet.layout

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler import convert
+from services.scheduler.convert_kv_events import kv_events_from_proto
 from services.worker.convert import MalformedMessage
 from tessera.scheduler.v1 import session_pb2
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.identity import NO_EPOCH, Epoch
+from tessera.values.kv_events import WatchKv
 from tessera.values.load import GroupLoad, WorkerLoad, WorkerState
 from tessera.values.logprobs import Logprobs
 from tessera.values.model import ModelInfo
@@ -72,6 +74,8 @@ def over_the_wire(message):
         StopFound(ID, 0, 17, "stop"),
         Detach(ID, 3),
         Detach(ID, 3, 0),
+        WatchKv(True),
+        WatchKv(False),
         Heartbeat(),
     ],
 )
@@ -224,3 +228,34 @@ def test_a_response_without_content_or_with_an_unknown_reason_is_refused():
         convert.response_from_proto(session_pb2.SessionResponse())
     with pytest.raises(MalformedMessage, match="reason"):
         convert.rejected_from_proto(session_pb2.Rejected(request_id=ID))
+
+
+SOUND = {
+    "block_ids": [1, 2],
+    "digests": bytes(16),
+    "links": bytes(16),
+    "have_parents": bytes(2),
+    "token_ids": bytes(2 * 16 * 4),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"digests": bytes(8)}, "columns of"),
+        ({"links": bytes(24)}, "columns of"),
+        ({"have_parents": b""}, "columns of"),
+        ({"digests": bytes(15)}, "digests: 15 bytes"),
+        ({"token_ids": bytes(12)}, "token_ids: 3 ids of 2 blocks"),
+        ({"token_ids": bytes(13)}, "token_ids: 13 bytes"),
+        ({"block_ids": []}, "token_ids: 32 ids of 0 blocks"),
+    ],
+)
+def test_changes_of_prefix_caches_have_columns_of_one_length(changes, field):
+    assert [len(change.block_ids) for change in kv_events_from_proto(kv_events()).changes] == [2]
+    with pytest.raises(MalformedMessage, match=field):
+        kv_events_from_proto(kv_events(**changes))
+
+
+def kv_events(**changes):
+    return session_pb2.KvEvents(changes=[session_pb2.PoolChange(**(SOUND | changes))])

@@ -23,23 +23,25 @@ REJECT_REASON_ALREADY_EXISTS: RejectReason
 REJECT_REASON_INVALID: RejectReason
 
 class SessionRequest(_message.Message):
-    __slots__ = ("hello", "submit", "abort", "stop_found", "heartbeat", "detach")
+    __slots__ = ("hello", "submit", "abort", "stop_found", "heartbeat", "detach", "watch_kv")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     STOP_FOUND_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     DETACH_FIELD_NUMBER: _ClassVar[int]
+    WATCH_KV_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submit: Submit
     abort: Abort
     stop_found: StopFound
     heartbeat: Heartbeat
     detach: Detach
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop_found: _Optional[_Union[StopFound, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ...) -> None: ...
+    watch_kv: WatchKv
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop_found: _Optional[_Union[StopFound, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., watch_kv: _Optional[_Union[WatchKv, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("epoch", "hello_ack", "frame", "rejected", "taken_over", "heartbeat", "standby", "invite", "known_as", "length_changed", "load")
+    __slots__ = ("epoch", "hello_ack", "frame", "rejected", "taken_over", "heartbeat", "standby", "invite", "known_as", "length_changed", "load", "kv_events")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_ACK_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +53,7 @@ class SessionResponse(_message.Message):
     KNOWN_AS_FIELD_NUMBER: _ClassVar[int]
     LENGTH_CHANGED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     epoch: _types_pb2.Epoch
     hello_ack: HelloAck
     frame: Frame
@@ -62,7 +65,8 @@ class SessionResponse(_message.Message):
     known_as: KnownAs
     length_changed: LengthChanged
     load: _admin_pb2.Load
-    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., hello_ack: _Optional[_Union[HelloAck, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., known_as: _Optional[_Union[KnownAs, _Mapping]] = ..., length_changed: _Optional[_Union[LengthChanged, _Mapping]] = ..., load: _Optional[_Union[_admin_pb2.Load, _Mapping]] = ...) -> None: ...
+    kv_events: KvEvents
+    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., hello_ack: _Optional[_Union[HelloAck, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., known_as: _Optional[_Union[KnownAs, _Mapping]] = ..., length_changed: _Optional[_Union[LengthChanged, _Mapping]] = ..., load: _Optional[_Union[_admin_pb2.Load, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ...) -> None: ...
 
 class Standby(_message.Message):
     __slots__ = ()
@@ -253,6 +257,44 @@ class RequestEnd(_message.Message):
     total_us: int
     num_preemptions: int
     def __init__(self, index: _Optional[int] = ..., finish: _Optional[_Union[_types_pb2.Finish, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., queue_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
+
+class WatchKv(_message.Message):
+    __slots__ = ("is_on",)
+    IS_ON_FIELD_NUMBER: _ClassVar[int]
+    is_on: bool
+    def __init__(self, is_on: _Optional[bool] = ...) -> None: ...
+
+class KvEvents(_message.Message):
+    __slots__ = ("changes", "begins", "more")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[PoolChange]
+    begins: bool
+    more: bool
+    def __init__(self, changes: _Optional[_Iterable[_Union[PoolChange, _Mapping]]] = ..., begins: _Optional[bool] = ..., more: _Optional[bool] = ...) -> None: ...
+
+class PoolChange(_message.Message):
+    __slots__ = ("worker", "root", "is_gone", "removed_block_ids", "block_ids", "digests", "links", "have_parents", "token_ids")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    IS_GONE_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    HAVE_PARENTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    root: int
+    is_gone: bool
+    removed_block_ids: _containers.RepeatedScalarFieldContainer[int]
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    digests: bytes
+    links: bytes
+    have_parents: bytes
+    token_ids: bytes
+    def __init__(self, worker: _Optional[str] = ..., root: _Optional[int] = ..., is_gone: _Optional[bool] = ..., removed_block_ids: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ..., digests: _Optional[bytes] = ..., links: _Optional[bytes] = ..., have_parents: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("request_id", "subscriber", "reason", "message", "retry_after_ms")
