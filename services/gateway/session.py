@@ -17,6 +17,7 @@ from gateway.leadership import Answer, Leadership
 from gateway.pause_watch import PauseWatch
 from gateway.served_model import ServedModel
 from gateway.tokenizer import Tokenizer
+from services.gateway.cache_feed import CacheFeed
 from services.gateway.config import GatewayConfig
 from services.gateway.live_requests import LiveRequests
 from services.gateway.refusals import draining, tokenizer_mismatch, version_skew
@@ -25,6 +26,7 @@ from services.gateway.scheduler_link import RETRY_S_MAX, SchedulerLink, SessionB
 from services.rpc.addresses import addresses
 from services.rpc.errors import TOKENIZER_MISMATCH, ServiceError, Unavailable
 from tessera.values.identity import Epoch, new_instance_id
+from tessera.values.kv_events import KvEvents, WatchKv
 from tessera.values.load import GroupLoad
 from tessera.values.protocol import PROTOCOL_VERSION, VERSION_SKEW
 from tessera.values.request import RequestOutput
@@ -69,6 +71,7 @@ class SchedulerSession:
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer, standing: Callable[[bool], None]) -> None:
         self.live = LiveRequests()
         self.load: GroupLoad | None = None  # what the leader told last; None while there is none, and before it has
+        self.cache_feed = CacheFeed(lambda is_on: self._send(WatchKv(is_on)))
         self._config = config
         self._heartbeat_s = config.heartbeat_ms / 1000
         self._tokenizer = tokenizer
@@ -104,6 +107,7 @@ class SchedulerSession:
         """Take no new request from now on; those that run go on."""
         self._draining = True
         self._refuse(draining())
+        self.cache_feed.end()
 
     def end_some(self, count: int) -> int:
         """The grace is over: `count` of the streams end, and their clients are to go on with them at another gateway; returns how many are
@@ -262,6 +266,7 @@ class SchedulerSession:
         self._connected = True
         self._decided.set()
         self._catch_up(ack)
+        self.cache_feed.connected()
         self._standing(True)
         _log.info("session opened", scheduler=link.address, epoch=self._leadership.highest.number, live=len(self.live))
 
@@ -330,6 +335,8 @@ class SchedulerSession:
             case Frame(outputs):
                 for output in outputs:
                     self._take_output(output)
+            case KvEvents():
+                self.cache_feed.take(message)
             case KnownAs(request_id, subscriber, known_request_id):
                 self.live.known_as(request_id, subscriber, known_request_id)
             case Rejected(request_id, subscriber) | TakenOver(request_id, subscriber):

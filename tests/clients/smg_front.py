@@ -27,6 +27,7 @@ class SmgFront:
         http, metrics, engine = free_ports(3)
         self.engine_address = f"127.0.0.1:{engine}"
         self.url = f"http://127.0.0.1:{http}"
+        self._metrics_url = f"http://127.0.0.1:{metrics}/metrics"
         gateway = ["--engine-listen", self.engine_address, "--max-concurrent-requests", str(REQUESTS_MAX)]
         options = StackOptions(MODEL, f"deterministic:{MODEL}", scheduler=CALM.scheduler, gateway=gateway)
         self.stack = Stack(folder, options)
@@ -57,6 +58,10 @@ class SmgFront:
         with grpc.insecure_channel(self.engine_address) as channel:
             stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
             return stub.GetServerInfo(vllm_engine_pb2.GetServerInfoRequest()).active_requests
+
+    def metrics(self) -> str:
+        """What smg says of itself to Prometheus."""
+        return httpx2.get(self._metrics_url).text
 
     def num_ended(self, reason: str) -> int:
         """How many requests the scheduler had ended so when it last had nothing to do."""

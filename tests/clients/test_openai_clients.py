@@ -92,6 +92,26 @@ def test_anthropic_messages_streamed_and_whole(anthropic_client: anthropic.Anthr
     assert "".join(event.delta.text for event in events if event.type == "content_block_delta") == ours.text
 
 
+def test_smg_follows_what_is_cached(front: SmgFront, openai_client: openai.OpenAI) -> None:
+    """Two rounds of one prompt; smg counts what it was told, and what it could not follow."""
+
+    def count(name: str) -> float:
+        lines = [line.split() for line in front.metrics().splitlines() if line.startswith(f"smg_kv_{name}")]
+        assert lines, f"smg does not count {name}"
+        return sum(float(value) for *_, value in lines)
+
+    stored = f'event_blocks_total{{worker="grpc://{front.engine_address}",op="stored"'
+    before = count(stored)
+    asked = {**GREEDY, "prompt": "What smg is told of lies behind the engine's port. " * 8}
+    cold, warm = (openai_client.completions.create(**asked).usage for _ in range(2))
+    num_blocks = cold.prompt_tokens // 16
+    assert warm.prompt_tokens_details.cached_tokens >= 16 * (num_blocks - 1) > 64
+    wait_until(lambda: count(stored) >= before + num_blocks, "smg has heard of it")
+    assert count("index_blocks") >= num_blocks
+    for unsound in ("event_gaps_total", "event_missed_batches_total", "event_parentless_blocks_total"):
+        assert count(unsound) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

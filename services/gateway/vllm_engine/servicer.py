@@ -21,6 +21,7 @@ from services.gateway.servicer import INLINE_BYTES_MAX
 from services.gateway.session import SchedulerSession, Served
 from services.gateway.vllm_engine import convert_answer
 from services.gateway.vllm_engine.convert_request import PROMPT_FIELDS, submission_from_proto
+from services.gateway.vllm_engine.kv_event_stream import KvEventStream
 from services.gateway.vllm_engine.tokenizer_files import TokenizerFiles
 from services.rpc.errors import ServiceError, Unimplemented
 from tessera.values.known_models import locate
@@ -98,8 +99,14 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             await context.write(common_pb2.GetTokenizerChunk(data=data, sha256=sha256))
 
     async def SubscribeKvEvents(self, request: Any, context: Any) -> None:
-        """Not offered: who routes by prefix falls back on what it sent here before."""
-        _not_offered("SubscribeKvEvents")
+        """What the workers' prefix caches hold, as far as prompts from this port find it: a snapshot, then what changes. Ends when this
+        gateway is to end."""
+        with self._session.cache_feed.listener() as listener:
+            await context.send_initial_metadata(())  # its caller waits for that, however long the first batch takes
+            stream = KvEventStream(request.start_sequence_number)
+            while (told := await listener.next()) is not None:
+                for batch in stream.batches(told):
+                    await context.write(batch)
 
     async def Embed(self, request: Any, context: Any) -> Any:
         """Not offered."""

@@ -383,7 +383,6 @@ def test_what_is_not_offered_is_unimplemented(run_async, house):
                 stub.FlushCache(common_pb2.FlushCacheRequest()),
                 stub.StartProfile(common_pb2.StartProfileRequest()),
                 stub.StopProfile(common_pb2.StopProfileRequest()),
-                stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()),
             ):
                 assert (await refused(call)).code() is grpc.StatusCode.UNIMPLEMENTED
 
