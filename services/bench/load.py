@@ -1,0 +1,76 @@
+"""Sends a plan's requests: in a closed loop, where so many are always under way, or in an open one, at the times of the plan."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+
+from services.bench.outcome import Outcome
+from services.bench.workload import PlannedRequest
+
+Ask = Callable[[PlannedRequest, float | None], Awaitable[Outcome]]
+"""Sends a request and waits for its end; the second argument is when it was meant to be sent, on the clock of `time.monotonic`."""
+
+
+@dataclass
+class Load:
+    """One level of load. `concurrency` None is an open loop. After `duration_s` nothing is sent any more; what is under way goes on.
+
+    `outcomes` grows while `run` runs, in the order of their ends.
+    """
+
+    ask: Ask
+    concurrency: int | None
+    duration_s: float | None = None
+    outcomes: list[Outcome] = field(default_factory=list)
+    num_started: int = 0
+    began_s: float = 0.0
+
+    @property
+    def num_running(self) -> int:
+        """Requests under way; after `run` those that it was told to leave."""
+        return self.num_started - len(self.outcomes)
+
+    async def run(self, plan: Iterator[PlannedRequest], stop: asyncio.Event) -> None:
+        """Until all of the plan is answered, or `stop` is set: then what is under way is cancelled. Raises what `plan` and `ask` raise."""
+        self.began_s = time.monotonic()
+        job = asyncio.create_task(self._open(plan) if self.concurrency is None else self._closed(plan, self.concurrency))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((job, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            if not job.done():
+                job.cancel()
+        try:
+            await job
+        except asyncio.CancelledError:
+            if not stop.is_set():
+                raise
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _closed(self, plan: Iterator[PlannedRequest], concurrency: int) -> None:
+        async def lane() -> None:
+            for request in plan:
+                await self._one(request, None)
+                if self.duration_s is not None and time.monotonic() - self.began_s >= self.duration_s:
+                    return
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(lane())
+
+    async def _open(self, plan: Iterator[PlannedRequest]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for request in plan:
+                assert request.arrival_s is not None, "an open loop's requests have their times"
+                if self.duration_s is not None and request.arrival_s > self.duration_s:
+                    return
+                due_s = self.began_s + request.arrival_s
+                await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+                group.create_task(self._one(request, due_s))
+
+    async def _one(self, request: PlannedRequest, due_s: float | None) -> None:
+        self.num_started += 1
+        self.outcomes.append(await self.ask(request, due_s))
