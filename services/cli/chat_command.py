@@ -22,7 +22,7 @@ _NOT_HERE = ("chat", "prefill")
 
 
 @click.command("chat", short_help="Talk with the model.")
-@gateway_options
+@gateway_options()
 @access_options
 @sampling_options
 @request_options(without=_NOT_HERE)

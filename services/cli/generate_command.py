@@ -44,46 +44,51 @@ def _addresses(_context: click.Context, _parameter: click.Parameter, given: tupl
         raise click.BadParameter(str(error)) from error
 
 
-_GATEWAY_OPTIONS = [
-    click.option(
-        "--gateway",
-        "--address",
-        "gateways",
-        multiple=True,
-        default=(DEFAULT_LISTEN,),
-        show_default=True,
-        callback=_addresses,
-        metavar="HOST:PORT",
-        help="A gateway; may be given several times: where one fails the answer goes on with the next.",
-    ),
-    click.option("--model", default="", metavar="NAME", help="A served model; not needed where there is only one."),
-    click.option(
-        "--timeout-s",
-        type=click.FloatRange(min=0, min_open=True),
-        default=300.0,
-        show_default=True,
-        help="Give up after so long.",
-    ),
-    click.option(
+def gateway_options(resume_timeout_s: float = RESUME_TIMEOUT_S) -> Callable[[Command], Command]:
+    """Give a command the options that say whom to ask, and for how long; `resume_timeout_s` is the default of its option."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed((_GATEWAY, _MODEL, _TIMEOUT, _resume_timeout(resume_timeout_s))):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_GATEWAY = click.option(
+    "--gateway",
+    "--address",
+    "gateways",
+    multiple=True,
+    default=(DEFAULT_LISTEN,),
+    show_default=True,
+    callback=_addresses,
+    metavar="HOST:PORT",
+    help="A gateway; may be given several times: where one fails the answer goes on with the next.",
+)
+_MODEL = click.option("--model", default="", metavar="NAME", help="A served model; not needed where there is only one.")
+_TIMEOUT = click.option(
+    "--timeout-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Give up after so long.",
+)
+
+
+def _resume_timeout(default_s: float) -> Callable[[Command], Command]:
+    return click.option(
         "--resume-timeout-s",
         type=click.FloatRange(min=0),
-        default=RESUME_TIMEOUT_S,
+        default=default_s,
         show_default=True,
         help="Give up when no gateway could go on with the answer for so long; 0: at the first failure.",
-    ),
-]
-
-
-def gateway_options(command: Command) -> Command:
-    """Give a command the options that say whom to ask, and for how long."""
-    for option in reversed(_GATEWAY_OPTIONS):
-        command = option(command)
-    return command
+    )
 
 
 @click.command("generate", short_help="Send a prompt and stream the answer.")
 @click.argument("prompt")
-@gateway_options
+@gateway_options()
 @access_options
 @sampling_options
 @request_options()

@@ -170,6 +170,15 @@ def test_buf_curl_streams_tokens(stack: Stack) -> None:
     assert pieces[-1]["finish"]["usage"]["completionTokens"] == 6
 
 
+def test_a_benchmark_measures_it(stack: Stack) -> None:
+    given = ["--requests", "4", "--rate", "inf", "--input-tokens", "4-8", "--shared-prefix-tokens", "32", "--output-tokens", "3"]
+    command = [sys.executable, "-m", "services.cli.main", "bench", "--gateway", stack.address, *given]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    (level,) = json.loads(out.splitlines()[-1])["levels"]
+    assert (level["num_ok"], level["failed"], level["output_tokens"]) == (4, {}, 12)
+    assert 4 * 36 <= level["input_tokens"] <= 4 * 40 and level["ttft_ms"]["p50"] > level["queue_ms"]["p50"]
+
+
 def test_the_served_model_is_described(client: Client) -> None:
     (model,) = client.models()
     assert model.name == MODEL
