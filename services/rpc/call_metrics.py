@@ -1,16 +1,15 @@
 """Every call of a server, counted by service, method and code, under the names of go-grpc-prometheus."""
 
 import asyncio
-import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from services.rpc.interceptor import kind_of
+from services.rpc.handler_wrapping import status_code_of, wrapped_handler
 
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -37,36 +36,9 @@ class CallMetrics(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        kind = kind_of(handler)
-        function = getattr(handler, kind)
         _, service, method = handler_call_details.method.rsplit("/", 2)
         labels = (_type_of(handler), service, method)
-        wrap = self._counted_stream if inspect.isasyncgenfunction(function) else self._counted_call
-        return getattr(grpc, f"{kind}_rpc_method_handler")(
-            wrap(function, labels),
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
-
-    def _counted_call(
-        self, function: Callable[[Any, Any], Awaitable[Any]], labels: tuple[str, ...]
-    ) -> Callable[[Any, Any], Awaitable[Any]]:
-        async def counted(request: Any, context: Any) -> Any:
-            with self._call(labels, context):
-                return await function(request, context)
-
-        return counted
-
-    def _counted_stream(
-        self, function: Callable[[Any, Any], AsyncIterator[Any]], labels: tuple[str, ...]
-    ) -> Callable[[Any, Any], AsyncIterator[Any]]:
-        async def counted(request: Any, context: Any) -> AsyncIterator[Any]:
-            with self._call(labels, context):
-                async with aclosing(function(request, context)) as responses:  # type: ignore[type-var]
-                    async for response in responses:
-                        yield response
-
-        return counted
+        return wrapped_handler(handler, lambda context: self._call(labels, context))
 
     @contextmanager
     def _call(self, labels: tuple[str, ...], context: Any) -> Iterator[None]:
@@ -93,10 +65,8 @@ def _type_of(handler: Any) -> str:
 
 
 def _code_of(context: Any, default: grpc.StatusCode) -> str:
-    """The call's code as Go spells it: `OK`, `NotFound`, `ResourceExhausted`. grpc has a number until somebody sets a code."""
-    code = context.code() or default
-    if not isinstance(code, grpc.StatusCode):
-        code = next((known for known in grpc.StatusCode if known.value[0] == code), grpc.StatusCode.UNKNOWN)
+    """The call's code as Go spells it: `OK`, `NotFound`, `ResourceExhausted`."""
+    code = status_code_of(context, default)
     if code is grpc.StatusCode.OK:
         return "OK"
     return "Canceled" if code is grpc.StatusCode.CANCELLED else str(code.name).title().replace("_", "")
