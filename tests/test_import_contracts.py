@@ -45,6 +45,7 @@ def test_an_empty_tree_keeps_every_contract(skeleton: Path) -> None:
     ("module", "line"),
     [
         ("kv_manager/planted.py", "import grpc"),
+        ("model_worker/planted.py", "from opentelemetry import trace"),
         ("model_worker/planted.py", "def later():\n    import redis.asyncio"),
         ("gateway/planted.py", "from services.rpc import anything"),
         ("gateway/planted.py", "from tessera.v1 import inference_pb2"),
@@ -53,6 +54,7 @@ def test_an_empty_tree_keeps_every_contract(skeleton: Path) -> None:
         ("services/scheduler/core/planted.py", "from services.gateway import anything"),
         ("services/scheduler/core/planted.py", "from services.scheduler import config"),
         ("services/scheduler/core/planted.py", "import redis"),
+        ("services/scheduler/core/planted.py", "import opentelemetry"),
         ("services/scheduler/core/planted.py", "import model_worker"),
         ("services/bench/planted.py", "import tessera.client"),
         ("services/bench/planted.py", "import services.rpc"),

@@ -238,6 +238,7 @@ def submission_to_proto(submission: Submission, with_prompt: bool = True) -> ses
         fork_of=submission.fork_of,
         is_seed_given=submission.is_seed_given,
         limits=session_pb2.TimeLimits(**asdict(submission.limits)) if submission.limits is not None else None,
+        trace_context=submission.trace_context,
     )
 
 
@@ -270,6 +271,7 @@ def submission_with_prompt(message: session_pb2.Submission, prompt: npt.NDArray[
         fork_of=_request_id(message.fork_of, "submission.fork_of") if message.fork_of else b"",
         is_seed_given=message.is_seed_given,
         limits=_limits_from_proto(message.limits) if message.HasField("limits") else None,
+        trace_context=message.trace_context,
     )
 
 

@@ -285,6 +285,7 @@ def _entry_to_proto(entry: SlotEntry) -> worker_pb2.SlotEntry:
         num_cached_tokens=entry.num_cached_tokens,
         sampling=sampling_to_proto(entry.sampling),
         cache_salt=entry.cache_salt,
+        trace_context=entry.trace_context,
     )
 
 
@@ -299,6 +300,7 @@ def _entry_from_proto(message: worker_pb2.SlotEntry) -> SlotEntry:
         num_cached_tokens=message.num_cached_tokens,
         sampling=sampling_from_proto(message.sampling),
         cache_salt=message.cache_salt,
+        trace_context=message.trace_context,
     )
 
 

@@ -32,6 +32,7 @@ def submission(request_id: bytes, prompt_len: int = 5) -> Submission:
         max_model_length=1 + request_id[0],
         fork_of=bytes(reversed(request_id)),
         is_seed_given=True,
+        trace_context=f"trace-{request_id[0]}",
     )
 
 

@@ -21,7 +21,8 @@ class SlotEntry:
 
     `token_ids` int32 `[prompt_len + outputs so far]`; `block_table` int32, covers at least the row of this batch.
     The first `num_cached_tokens` positions hold valid KV already (prefix hits) and are not computed.
-    `attempt` grows at every entry of the same request into a batch. `cache_salt` is the request's; a worker only reports it.
+    `attempt` grows at every entry of the same request into a batch. `cache_salt` and `trace_context` are the request's; a worker only
+    reports them.
     """
 
     slot: int
@@ -33,6 +34,7 @@ class SlotEntry:
     num_cached_tokens: int
     sampling: SamplingParams
     cache_salt: str = ""
+    trace_context: str = ""
 
 
 @dataclass(frozen=True, slots=True)

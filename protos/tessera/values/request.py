@@ -48,6 +48,8 @@ class Submission:
       are the same.
     - `is_seed_given`: the seed is the client's own, not one that its gateway drew.
     - `limits`: None where it has none.
+    - `trace_context`: the span of its client's call, which the spans of all other processes have as their parent, in a form that only
+      these read; empty: it is not traced.
     """
 
     request_id: bytes
@@ -62,6 +64,7 @@ class Submission:
     fork_of: bytes = b""
     is_seed_given: bool = False
     limits: TimeLimits | None = None
+    trace_context: str = ""
 
     @property
     def is_one_of_several(self) -> bool:

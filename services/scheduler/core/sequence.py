@@ -268,6 +268,7 @@ class Sequence:
             num_cached_tokens=self.ledger.computed_len,
             sampling=self.submission.sampling,
             cache_salt=self.submission.cache_salt,
+            trace_context=self.submission.trace_context,
         )
 
     def note_admission(self, now_us: int) -> None:

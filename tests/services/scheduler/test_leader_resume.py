@@ -32,8 +32,9 @@ def begun(table: Table, steps: int = 3, max_tokens: int = 20, number: int = 1) -
 
 
 def again(request: Submission, number: int = 9) -> Submission:
-    """The same, as another call of the client brings it: another internal id, and another seed, drawn by its gateway."""
-    return replace(request, request_id=bytes([number]) * 16, sampling=replace(request.sampling, seed=number))
+    """The same, as another call of the client brings it: another internal id, another seed, drawn by its gateway, and another span."""
+    sampling = replace(request.sampling, seed=number)
+    return replace(request, request_id=bytes([number]) * 16, sampling=sampling, trace_context=f"trace {number}")
 
 
 def finish_of(table: Table, request: Submission) -> FinishReason | None:

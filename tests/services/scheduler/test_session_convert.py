@@ -55,6 +55,7 @@ SUBMISSION = Submission(
     fork_of=OTHER_ID,
     is_seed_given=True,
     limits=TimeLimits(1, 2, 3, 2**31 - 1),
+    trace_context="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
 )
 WORKERS = tuple(WorkerLoad(f"w{number}", state, number, 2, 3, 2**40) for number, state in enumerate(WorkerState))
 LOAD = GroupLoad(1, 2, 3, 4, 2**40, 0.25, 12.5, 7, 8, WORKERS)

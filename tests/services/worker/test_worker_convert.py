@@ -82,7 +82,7 @@ def column(values: list[int]) -> np.ndarray:
 
 
 columns = st.lists(I31, max_size=6).map(column)
-entries = st.builds(SlotEntry, U32, IDS, U32, U32, columns, columns, U32, samplings, st.text())
+entries = st.builds(SlotEntry, U32, IDS, U32, U32, columns, columns, U32, samplings, st.text(), st.text())
 drops = st.builds(SlotDrop, U32, IDS, U32, st.none() | finishes)
 pairs = st.lists(I31, max_size=6).map(lambda values: column(values[: len(values) // 2 * 2]).reshape(-1, 2))
 swaps = st.builds(SlotSwap, U32, IDS, U32, columns, pairs)

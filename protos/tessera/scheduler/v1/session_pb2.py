@@ -26,15 +26,15 @@ from tessera.v1 import admin_pb2 as tessera_dot_v1_dot_admin__pb2
 from tessera.worker.v1 import types_pb2 as tessera_dot_worker_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"tessera/scheduler/v1/session.proto\x12\x14tessera.scheduler.v1\x1a\x16tessera/v1/admin.proto\x1a\x1dtessera/worker/v1/types.proto\"\xf7\x02\n\x0eSessionRequest\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.tessera.scheduler.v1.HelloH\x00\x12.\n\x06submit\x18\x02 \x01(\x0b\x32\x1c.tessera.scheduler.v1.SubmitH\x00\x12,\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x1b.tessera.scheduler.v1.AbortH\x00\x12\x35\n\nstop_found\x18\x04 \x01(\x0b\x32\x1f.tessera.scheduler.v1.StopFoundH\x00\x12\x34\n\theartbeat\x18\x05 \x01(\x0b\x32\x1f.tessera.scheduler.v1.HeartbeatH\x00\x12.\n\x06\x64\x65tach\x18\x06 \x01(\x0b\x32\x1c.tessera.scheduler.v1.DetachH\x00\x12\x31\n\x08watch_kv\x18\x08 \x01(\x0b\x32\x1d.tessera.scheduler.v1.WatchKvH\x00\x42\t\n\x07message\"\xf4\x04\n\x0fSessionResponse\x12\'\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x18.tessera.worker.v1.Epoch\x12\x33\n\thello_ack\x18\x02 \x01(\x0b\x32\x1e.tessera.scheduler.v1.HelloAckH\x00\x12,\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x1b.tessera.scheduler.v1.FrameH\x00\x12\x32\n\x08rejected\x18\x04 \x01(\x0b\x32\x1e.tessera.scheduler.v1.RejectedH\x00\x12\x35\n\ntaken_over\x18\x05 \x01(\x0b\x32\x1f.tessera.scheduler.v1.TakenOverH\x00\x12\x34\n\theartbeat\x18\x06 \x01(\x0b\x32\x1f.tessera.scheduler.v1.HeartbeatH\x00\x12\x30\n\x07standby\x18\x07 \x01(\x0b\x32\x1d.tessera.scheduler.v1.StandbyH\x00\x12.\n\x06invite\x18\x08 \x01(\x0b\x32\x1c.tessera.scheduler.v1.InviteH\x00\x12\x31\n\x08known_as\x18\t \x01(\x0b\x32\x1d.tessera.scheduler.v1.KnownAsH\x00\x12=\n\x0elength_changed\x18\n \x01(\x0b\x32#.tessera.scheduler.v1.LengthChangedH\x00\x12 \n\x04load\x18\x0c \x01(\x0b\x32\x10.tessera.v1.LoadH\x00\x12\x33\n\tkv_events\x18\r \x01(\x0b\x32\x1e.tessera.scheduler.v1.KvEventsH\x00\x42\t\n\x07message\"\t\n\x07Standby\"\x1a\n\x06Invite\x12\x10\n\x08protocol\x18\x01 \x01(\r\"\xa9\x01\n\x05Hello\x12/\n\rhighest_epoch\x18\x01 \x01(\x0b\x32\x18.tessera.worker.v1.Epoch\x12\x18\n\x10tokenizer_digest\x18\x02 \x01(\t\x12\x12\n\ngateway_id\x18\x03 \x01(\x0c\x12/\n\x04live\x18\x04 \x03(\x0b\x32!.tessera.scheduler.v1.LiveRequest\x12\x10\n\x08protocol\x18\x05 \x01(\r\"H\n\x0bLiveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x12\n\nsubscriber\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"m\n\x08HelloAck\x12\x1b\n\x13unknown_request_ids\x18\x01 \x03(\x0c\x12+\n\x05model\x18\x02 \x01(\x0b\x32\x1c.tessera.worker.v1.ModelInfo\x12\x17\n\x0fmax_request_len\x18\x03 \x01(\r\"(\n\rLengthChanged\x12\x17\n\x0fmax_request_len\x18\x01 \x01(\r\"n\n\x06Submit\x12\x34\n\nsubmission\x18\x01 \x01(\x0b\x32 .tessera.scheduler.v1.Submission\x12\x12\n\nsubscriber\x18\x02 \x01(\x04\x12\x1a\n\x12received_token_ids\x18\x03 \x03(\r\"\x84\x03\n\nSubmission\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x33\n\x08sampling\x18\x03 \x01(\x0b\x32!.tessera.worker.v1.SamplingParams\x12;\n\ndetokenize\x18\x04 \x01(\x0b\x32\'.tessera.scheduler.v1.DetokenizeOptions\x12\x19\n\x11\x63lient_request_id\x18\x05 \x01(\t\x12\x11\n\tprincipal\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x18\n\x10max_model_length\x18\t \x01(\r\x12\x0f\n\x07\x66ork_of\x18\n \x01(\x0c\x12\x15\n\ris_seed_given\x18\x0b \x01(\x08\x12\x35\n\x06limits\x18\x0c \x01(\x0b\x32 .tessera.scheduler.v1.TimeLimitsH\x00\x88\x01\x01\x42\t\n\x07_limits\"i\n\nTimeLimits\x12\x14\n\x0cmax_queue_ms\x18\x01 \x01(\r\x12\x1a\n\x12max_first_token_ms\x18\x02 \x01(\r\x12\x14\n\x0cmax_total_ms\x18\x03 \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\r\"f\n\x11\x44\x65tokenizeOptions\x12\x14\n\x0cstop_strings\x18\x01 \x03(\t\x12\x1e\n\x16include_stop_in_output\x18\x02 \x01(\x08\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"T\n\x06\x44\x65tach\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x12\n\nsubscriber\x18\x02 \x01(\x04\x12\x15\n\x08grace_ms\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_grace_ms\"/\n\x05\x41\x62ort\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x12\n\nsubscriber\x18\x02 \x01(\x04\"\\\n\tStopFound\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x12\n\nsubscriber\x18\x02 \x01(\x04\x12\x12\n\noutput_len\x18\x03 \x01(\r\x12\x13\n\x0bstop_string\x18\x04 \x01(\t\"\x0b\n\tHeartbeat\"\xa1\x02\n\x05\x46rame\x12\x13\n\x0brequest_ids\x18\x01 \x01(\x0c\x12\x13\n\x0bsubscribers\x18\x02 \x03(\x04\x12\x15\n\rtoken_offsets\x18\x03 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12.\n\x04\x65nds\x18\x06 \x03(\x0b\x32 .tessera.scheduler.v1.RequestEnd\x12\x32\n\x08logprobs\x18\x07 \x01(\x0b\x32\x1b.tessera.worker.v1.LogprobsH\x00\x88\x01\x01\x12=\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32$.tessera.scheduler.v1.PromptLogprobsB\x0b\n\t_logprobs\"N\n\x0ePromptLogprobs\x12\r\n\x05index\x18\x01 \x01(\r\x12-\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1b.tessera.worker.v1.Logprobs\"\xaf\x01\n\nRequestEnd\x12\r\n\x05index\x18\x01 \x01(\r\x12)\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x19.tessera.worker.v1.Finish\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x10\n\x08queue_us\x18\x04 \x01(\x04\x12\x0f\n\x07ttft_us\x18\x05 \x01(\x04\x12\x10\n\x08total_us\x18\x06 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\r\"\x18\n\x07WatchKv\x12\r\n\x05is_on\x18\x01 \x01(\x08\"[\n\x08KvEvents\x12\x31\n\x07\x63hanges\x18\x01 \x03(\x0b\x32 .tessera.scheduler.v1.PoolChange\x12\x0e\n\x06\x62\x65gins\x18\x02 \x01(\x08\x12\x0c\n\x04more\x18\x03 \x01(\x08\"\xb2\x01\n\nPoolChange\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0c\n\x04root\x18\x02 \x01(\x06\x12\x0f\n\x07is_gone\x18\x03 \x01(\x08\x12\x19\n\x11removed_block_ids\x18\x04 \x03(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\x12\x0f\n\x07\x64igests\x18\x06 \x01(\x0c\x12\r\n\x05links\x18\x07 \x01(\x0c\x12\x14\n\x0chave_parents\x18\x08 \x01(\x0c\x12\x11\n\ttoken_ids\x18\t \x01(\x0c\"\x8f\x01\n\x08Rejected\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x12\n\nsubscriber\x18\x02 \x01(\x04\x12\x32\n\x06reason\x18\x03 \x01(\x0e\x32\".tessera.scheduler.v1.RejectReason\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"K\n\x07KnownAs\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x12\n\nsubscriber\x18\x02 \x01(\x04\x12\x18\n\x10known_request_id\x18\x03 \x01(\x0c\"3\n\tTakenOver\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x12\n\nsubscriber\x18\x02 \x01(\x04*\xaa\x01\n\x0cRejectReason\x12\x1d\n\x19REJECT_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16REJECT_REASON_TOO_LONG\x10\x01\x12\x1c\n\x18REJECT_REASON_OVERLOADED\x10\x02\x12 \n\x1cREJECT_REASON_ALREADY_EXISTS\x10\x03\x12\x19\n\x15REJECT_REASON_INVALID\x10\x05\"\x04\x08\x04\x10\x04\x32n\n\x10SchedulerService\x12Z\n\x07Session\x12$.tessera.scheduler.v1.SessionRequest\x1a%.tessera.scheduler.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"tessera/scheduler/v1/session.proto\x12\x14tessera.scheduler.v1\x1a\x16tessera/v1/admin.proto\x1a\x1dtessera/worker/v1/types.proto\"\xf7\x02\n\x0eSessionRequest\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.tessera.scheduler.v1.HelloH\x00\x12.\n\x06submit\x18\x02 \x01(\x0b\x32\x1c.tessera.scheduler.v1.SubmitH\x00\x12,\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x1b.tessera.scheduler.v1.AbortH\x00\x12\x35\n\nstop_found\x18\x04 \x01(\x0b\x32\x1f.tessera.scheduler.v1.StopFoundH\x00\x12\x34\n\theartbeat\x18\x05 \x01(\x0b\x32\x1f.tessera.scheduler.v1.HeartbeatH\x00\x12.\n\x06\x64\x65tach\x18\x06 \x01(\x0b\x32\x1c.tessera.scheduler.v1.DetachH\x00\x12\x31\n\x08watch_kv\x18\x08 \x01(\x0b\x32\x1d.tessera.scheduler.v1.WatchKvH\x00\x42\t\n\x07message\"\xf4\x04\n\x0fSessionResponse\x12\'\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x18.tessera.worker.v1.Epoch\x12\x33\n\thello_ack\x18\x02 \x01(\x0b\x32\x1e.tessera.scheduler.v1.HelloAckH\x00\x12,\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x1b.tessera.scheduler.v1.FrameH\x00\x12\x32\n\x08rejected\x18\x04 \x01(\x0b\x32\x1e.tessera.scheduler.v1.RejectedH\x00\x12\x35\n\ntaken_over\x18\x05 \x01(\x0b\x32\x1f.tessera.scheduler.v1.TakenOverH\x00\x12\x34\n\theartbeat\x18\x06 \x01(\x0b\x32\x1f.tessera.scheduler.v1.HeartbeatH\x00\x12\x30\n\x07standby\x18\x07 \x01(\x0b\x32\x1d.tessera.scheduler.v1.StandbyH\x00\x12.\n\x06invite\x18\x08 \x01(\x0b\x32\x1c.tessera.scheduler.v1.InviteH\x00\x12\x31\n\x08known_as\x18\t \x01(\x0b\x32\x1d.tessera.scheduler.v1.KnownAsH\x00\x12=\n\x0elength_changed\x18\n \x01(\x0b\x32#.tessera.scheduler.v1.LengthChangedH\x00\x12 \n\x04load\x18\x0c \x01(\x0b\x32\x10.tessera.v1.LoadH\x00\x12\x33\n\tkv_events\x18\r \x01(\x0b\x32\x1e.tessera.scheduler.v1.KvEventsH\x00\x42\t\n\x07message\"\t\n\x07Standby\"\x1a\n\x06Invite\x12\x10\n\x08protocol\x18\x01 \x01(\r\"\xa9\x01\n\x05Hello\x12/\n\rhighest_epoch\x18\x01 \x01(\x0b\x32\x18.tessera.worker.v1.Epoch\x12\x18\n\x10tokenizer_digest\x18\x02 \x01(\t\x12\x12\n\ngateway_id\x18\x03 \x01(\x0c\x12/\n\x04live\x18\x04 \x03(\x0b\x32!.tessera.scheduler.v1.LiveRequest\x12\x10\n\x08protocol\x18\x05 \x01(\r\"H\n\x0bLiveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x12\n\nsubscriber\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"m\n\x08HelloAck\x12\x1b\n\x13unknown_request_ids\x18\x01 \x03(\x0c\x12+\n\x05model\x18\x02 \x01(\x0b\x32\x1c.tessera.worker.v1.ModelInfo\x12\x17\n\x0fmax_request_len\x18\x03 \x01(\r\"(\n\rLengthChanged\x12\x17\n\x0fmax_request_len\x18\x01 \x01(\r\"n\n\x06Submit\x12\x34\n\nsubmission\x18\x01 \x01(\x0b\x32 .tessera.scheduler.v1.Submission\x12\x12\n\nsubscriber\x18\x02 \x01(\x04\x12\x1a\n\x12received_token_ids\x18\x03 \x03(\r\"\x9b\x03\n\nSubmission\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x33\n\x08sampling\x18\x03 \x01(\x0b\x32!.tessera.worker.v1.SamplingParams\x12;\n\ndetokenize\x18\x04 \x01(\x0b\x32\'.tessera.scheduler.v1.DetokenizeOptions\x12\x19\n\x11\x63lient_request_id\x18\x05 \x01(\t\x12\x11\n\tprincipal\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x18\n\x10max_model_length\x18\t \x01(\r\x12\x0f\n\x07\x66ork_of\x18\n \x01(\x0c\x12\x15\n\ris_seed_given\x18\x0b \x01(\x08\x12\x35\n\x06limits\x18\x0c \x01(\x0b\x32 .tessera.scheduler.v1.TimeLimitsH\x00\x88\x01\x01\x12\x15\n\rtrace_context\x18\r \x01(\tB\t\n\x07_limits\"i\n\nTimeLimits\x12\x14\n\x0cmax_queue_ms\x18\x01 \x01(\r\x12\x1a\n\x12max_first_token_ms\x18\x02 \x01(\r\x12\x14\n\x0cmax_total_ms\x18\x03 \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\r\"f\n\x11\x44\x65tokenizeOptions\x12\x14\n\x0cstop_strings\x18\x01 \x03(\t\x12\x1e\n\x16include_stop_in_output\x18\x02 \x01(\x08\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"T\n\x06\x44\x65tach\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x12\n\nsubscriber\x18\x02 \x01(\x04\x12\x15\n\x08grace_ms\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_grace_ms\"/\n\x05\x41\x62ort\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x12\n\nsubscriber\x18\x02 \x01(\x04\"\\\n\tStopFound\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x12\n\nsubscriber\x18\x02 \x01(\x04\x12\x12\n\noutput_len\x18\x03 \x01(\r\x12\x13\n\x0bstop_string\x18\x04 \x01(\t\"\x0b\n\tHeartbeat\"\xa1\x02\n\x05\x46rame\x12\x13\n\x0brequest_ids\x18\x01 \x01(\x0c\x12\x13\n\x0bsubscribers\x18\x02 \x03(\x04\x12\x15\n\rtoken_offsets\x18\x03 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12.\n\x04\x65nds\x18\x06 \x03(\x0b\x32 .tessera.scheduler.v1.RequestEnd\x12\x32\n\x08logprobs\x18\x07 \x01(\x0b\x32\x1b.tessera.worker.v1.LogprobsH\x00\x88\x01\x01\x12=\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32$.tessera.scheduler.v1.PromptLogprobsB\x0b\n\t_logprobs\"N\n\x0ePromptLogprobs\x12\r\n\x05index\x18\x01 \x01(\r\x12-\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1b.tessera.worker.v1.Logprobs\"\xaf\x01\n\nRequestEnd\x12\r\n\x05index\x18\x01 \x01(\r\x12)\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x19.tessera.worker.v1.Finish\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x10\n\x08queue_us\x18\x04 \x01(\x04\x12\x0f\n\x07ttft_us\x18\x05 \x01(\x04\x12\x10\n\x08total_us\x18\x06 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\r\"\x18\n\x07WatchKv\x12\r\n\x05is_on\x18\x01 \x01(\x08\"[\n\x08KvEvents\x12\x31\n\x07\x63hanges\x18\x01 \x03(\x0b\x32 .tessera.scheduler.v1.PoolChange\x12\x0e\n\x06\x62\x65gins\x18\x02 \x01(\x08\x12\x0c\n\x04more\x18\x03 \x01(\x08\"\xb2\x01\n\nPoolChange\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0c\n\x04root\x18\x02 \x01(\x06\x12\x0f\n\x07is_gone\x18\x03 \x01(\x08\x12\x19\n\x11removed_block_ids\x18\x04 \x03(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\x12\x0f\n\x07\x64igests\x18\x06 \x01(\x0c\x12\r\n\x05links\x18\x07 \x01(\x0c\x12\x14\n\x0chave_parents\x18\x08 \x01(\x0c\x12\x11\n\ttoken_ids\x18\t \x01(\x0c\"\x8f\x01\n\x08Rejected\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x12\n\nsubscriber\x18\x02 \x01(\x04\x12\x32\n\x06reason\x18\x03 \x01(\x0e\x32\".tessera.scheduler.v1.RejectReason\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"K\n\x07KnownAs\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x12\n\nsubscriber\x18\x02 \x01(\x04\x12\x18\n\x10known_request_id\x18\x03 \x01(\x0c\"3\n\tTakenOver\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x12\n\nsubscriber\x18\x02 \x01(\x04*\xaa\x01\n\x0cRejectReason\x12\x1d\n\x19REJECT_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16REJECT_REASON_TOO_LONG\x10\x01\x12\x1c\n\x18REJECT_REASON_OVERLOADED\x10\x02\x12 \n\x1cREJECT_REASON_ALREADY_EXISTS\x10\x03\x12\x19\n\x15REJECT_REASON_INVALID\x10\x05\"\x04\x08\x04\x10\x04\x32n\n\x10SchedulerService\x12Z\n\x07Session\x12$.tessera.scheduler.v1.SessionRequest\x1a%.tessera.scheduler.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tessera.scheduler.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REJECTREASON']._serialized_start=3645
-  _globals['_REJECTREASON']._serialized_end=3815
+  _globals['_REJECTREASON']._serialized_start=3668
+  _globals['_REJECTREASON']._serialized_end=3838
   _globals['_SESSIONREQUEST']._serialized_start=116
   _globals['_SESSIONREQUEST']._serialized_end=491
   _globals['_SESSIONRESPONSE']._serialized_start=494
@@ -54,37 +54,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBMIT']._serialized_start=1562
   _globals['_SUBMIT']._serialized_end=1672
   _globals['_SUBMISSION']._serialized_start=1675
-  _globals['_SUBMISSION']._serialized_end=2063
-  _globals['_TIMELIMITS']._serialized_start=2065
-  _globals['_TIMELIMITS']._serialized_end=2170
-  _globals['_DETOKENIZEOPTIONS']._serialized_start=2172
-  _globals['_DETOKENIZEOPTIONS']._serialized_end=2274
-  _globals['_DETACH']._serialized_start=2276
-  _globals['_DETACH']._serialized_end=2360
-  _globals['_ABORT']._serialized_start=2362
-  _globals['_ABORT']._serialized_end=2409
-  _globals['_STOPFOUND']._serialized_start=2411
-  _globals['_STOPFOUND']._serialized_end=2503
-  _globals['_HEARTBEAT']._serialized_start=2505
-  _globals['_HEARTBEAT']._serialized_end=2516
-  _globals['_FRAME']._serialized_start=2519
-  _globals['_FRAME']._serialized_end=2808
-  _globals['_PROMPTLOGPROBS']._serialized_start=2810
-  _globals['_PROMPTLOGPROBS']._serialized_end=2888
-  _globals['_REQUESTEND']._serialized_start=2891
-  _globals['_REQUESTEND']._serialized_end=3066
-  _globals['_WATCHKV']._serialized_start=3068
-  _globals['_WATCHKV']._serialized_end=3092
-  _globals['_KVEVENTS']._serialized_start=3094
-  _globals['_KVEVENTS']._serialized_end=3185
-  _globals['_POOLCHANGE']._serialized_start=3188
-  _globals['_POOLCHANGE']._serialized_end=3366
-  _globals['_REJECTED']._serialized_start=3369
-  _globals['_REJECTED']._serialized_end=3512
-  _globals['_KNOWNAS']._serialized_start=3514
-  _globals['_KNOWNAS']._serialized_end=3589
-  _globals['_TAKENOVER']._serialized_start=3591
-  _globals['_TAKENOVER']._serialized_end=3642
-  _globals['_SCHEDULERSERVICE']._serialized_start=3817
-  _globals['_SCHEDULERSERVICE']._serialized_end=3927
+  _globals['_SUBMISSION']._serialized_end=2086
+  _globals['_TIMELIMITS']._serialized_start=2088
+  _globals['_TIMELIMITS']._serialized_end=2193
+  _globals['_DETOKENIZEOPTIONS']._serialized_start=2195
+  _globals['_DETOKENIZEOPTIONS']._serialized_end=2297
+  _globals['_DETACH']._serialized_start=2299
+  _globals['_DETACH']._serialized_end=2383
+  _globals['_ABORT']._serialized_start=2385
+  _globals['_ABORT']._serialized_end=2432
+  _globals['_STOPFOUND']._serialized_start=2434
+  _globals['_STOPFOUND']._serialized_end=2526
+  _globals['_HEARTBEAT']._serialized_start=2528
+  _globals['_HEARTBEAT']._serialized_end=2539
+  _globals['_FRAME']._serialized_start=2542
+  _globals['_FRAME']._serialized_end=2831
+  _globals['_PROMPTLOGPROBS']._serialized_start=2833
+  _globals['_PROMPTLOGPROBS']._serialized_end=2911
+  _globals['_REQUESTEND']._serialized_start=2914
+  _globals['_REQUESTEND']._serialized_end=3089
+  _globals['_WATCHKV']._serialized_start=3091
+  _globals['_WATCHKV']._serialized_end=3115
+  _globals['_KVEVENTS']._serialized_start=3117
+  _globals['_KVEVENTS']._serialized_end=3208
+  _globals['_POOLCHANGE']._serialized_start=3211
+  _globals['_POOLCHANGE']._serialized_end=3389
+  _globals['_REJECTED']._serialized_start=3392
+  _globals['_REJECTED']._serialized_end=3535
+  _globals['_KNOWNAS']._serialized_start=3537
+  _globals['_KNOWNAS']._serialized_end=3612
+  _globals['_TAKENOVER']._serialized_start=3614
+  _globals['_TAKENOVER']._serialized_end=3665
+  _globals['_SCHEDULERSERVICE']._serialized_start=3840
+  _globals['_SCHEDULERSERVICE']._serialized_end=3950
 # @@protoc_insertion_point(module_scope)

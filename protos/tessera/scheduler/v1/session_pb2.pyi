@@ -129,7 +129,7 @@ class Submit(_message.Message):
     def __init__(self, submission: _Optional[_Union[Submission, _Mapping]] = ..., subscriber: _Optional[int] = ..., received_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "detokenize", "client_request_id", "principal", "priority", "cache_salt", "max_model_length", "fork_of", "is_seed_given", "limits")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "detokenize", "client_request_id", "principal", "priority", "cache_salt", "max_model_length", "fork_of", "is_seed_given", "limits", "trace_context")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class Submission(_message.Message):
     FORK_OF_FIELD_NUMBER: _ClassVar[int]
     IS_SEED_GIVEN_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     request_id: bytes
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _types_pb2.SamplingParams
@@ -154,7 +155,8 @@ class Submission(_message.Message):
     fork_of: bytes
     is_seed_given: bool
     limits: TimeLimits
-    def __init__(self, request_id: _Optional[bytes] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., detokenize: _Optional[_Union[DetokenizeOptions, _Mapping]] = ..., client_request_id: _Optional[str] = ..., principal: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_model_length: _Optional[int] = ..., fork_of: _Optional[bytes] = ..., is_seed_given: _Optional[bool] = ..., limits: _Optional[_Union[TimeLimits, _Mapping]] = ...) -> None: ...
+    trace_context: str
+    def __init__(self, request_id: _Optional[bytes] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., detokenize: _Optional[_Union[DetokenizeOptions, _Mapping]] = ..., client_request_id: _Optional[str] = ..., principal: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_model_length: _Optional[int] = ..., fork_of: _Optional[bytes] = ..., is_seed_given: _Optional[bool] = ..., limits: _Optional[_Union[TimeLimits, _Mapping]] = ..., trace_context: _Optional[str] = ...) -> None: ...
 
 class TimeLimits(_message.Message):
     __slots__ = ("max_queue_ms", "max_first_token_ms", "max_total_ms", "deadline_ms")

@@ -156,7 +156,7 @@ class Refused(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SlotEntry(_message.Message):
-    __slots__ = ("slot", "request_id", "attempt", "prompt_len", "token_ids", "block_table", "num_cached_tokens", "sampling", "cache_salt")
+    __slots__ = ("slot", "request_id", "attempt", "prompt_len", "token_ids", "block_table", "num_cached_tokens", "sampling", "cache_salt", "trace_context")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +166,7 @@ class SlotEntry(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     slot: int
     request_id: bytes
     attempt: int
@@ -175,7 +176,8 @@ class SlotEntry(_message.Message):
     num_cached_tokens: int
     sampling: _types_pb2.SamplingParams
     cache_salt: str
-    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., prompt_len: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., block_table: _Optional[bytes] = ..., num_cached_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    trace_context: str
+    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., prompt_len: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., block_table: _Optional[bytes] = ..., num_cached_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., trace_context: _Optional[str] = ...) -> None: ...
 
 class SlotDrop(_message.Message):
     __slots__ = ("slot", "request_id", "attempt", "finish")
