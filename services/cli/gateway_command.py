@@ -7,6 +7,7 @@ import click
 from services.cli.access_texts import ACCESS_TEXTS, TOKEN_FILE
 from services.cli.config_options import Text, build_config, config_options
 from services.cli.early_stop import end_on_sigterm
+from services.cli.trace_texts import OTLP_ENDPOINT, TRACE_SAMPLE_RATIO
 from services.gateway.config import GatewayConfig
 
 _TEXTS = {
@@ -37,6 +38,8 @@ _TEXTS = {
     "metrics_listen": Text(
         "Where Prometheus reads /metrics (plain HTTP). Port 0 takes a free one; empty: nowhere.", "HOST:PORT"
     ),
+    "otlp_endpoint": OTLP_ENDPOINT,
+    "trace_sample_ratio": TRACE_SAMPLE_RATIO,
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
     "drain_grace_s": Text("After SIGTERM, how long running requests may go on; then their clients are sent on.", "SECONDS"),
     "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),

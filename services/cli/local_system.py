@@ -63,19 +63,31 @@ def local_parts(config: UpConfig, folder: DataFolder) -> list[Part]:
     drain, lease = ["--drain-grace-s", str(DRAIN_GRACE_S)], ["--lease-ms", str(LEASE_MS)]
     drafts, proposer = _speculation(config.speculation)
     front, engine_options = _http_front(config, folder)
+    traces, sampling = _tracing(config)
     parts: list[Part] = [
         *front,
         _role(
             "gateway",
             folder,
-            ["--scheduler", scheduler, "--model", config.model, "--listen", config.listen, *engine_options, *drain],
+            [
+                "--scheduler",
+                scheduler,
+                "--model",
+                config.model,
+                "--listen",
+                config.listen,
+                *engine_options,
+                *drain,
+                *traces,
+                *sampling,
+            ],
         ),
         _role(
             "scheduler",
             folder,
-            ["--worker", worker, "--redis", redis_url, "--group", group, "--listen", scheduler, *lease, *drafts],
+            ["--worker", worker, "--redis", redis_url, "--group", group, "--listen", scheduler, *lease, *drafts, *traces],
         ),
-        _role("worker", folder, ["--model", config.model, "--listen", worker, *model_options, *drafts, *proposer]),
+        _role("worker", folder, ["--model", config.model, "--listen", worker, *model_options, *drafts, *proposer, *traces]),
     ]
     return [*parts, RedisPart(redis)] if redis else parts
 
@@ -96,6 +108,13 @@ def local_url(address: str) -> str:
     host, port = host_and_port(address)
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{near}]:{port}" if ":" in near else f"http://{near}:{port}"
+
+
+def _tracing(config: UpConfig) -> tuple[list[str], list[str]]:
+    """Options of all roles, and of the gateway alone; none where it is off, so that the environment can turn it on."""
+    if not config.otlp_endpoint:
+        return [], []
+    return ["--otlp-endpoint", config.otlp_endpoint], ["--trace-sample-ratio", str(config.trace_sample_ratio)]
 
 
 def _speculation(config: SpeculationConfig) -> tuple[list[str], list[str]]:

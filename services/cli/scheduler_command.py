@@ -7,6 +7,7 @@ import click
 from services.cli.access_texts import ACCESS_TEXTS, TOKEN_FILE
 from services.cli.config_options import Text, build_config, config_options
 from services.cli.early_stop import end_on_sigterm
+from services.cli.trace_texts import OTLP_ENDPOINT
 from services.scheduler.config import SchedulerConfig
 from tessera.values.config import (
     POLICIES,
@@ -104,6 +105,7 @@ _TEXTS: dict[str, Text | None] = {
     "metrics_listen": Text(
         "Where Prometheus reads /metrics (plain HTTP). Port 0 takes a free one; empty: nowhere.", "HOST:PORT"
     ),
+    "otlp_endpoint": OTLP_ENDPOINT,
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
     "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),
 }

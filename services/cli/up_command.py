@@ -17,6 +17,7 @@ from services.cli.http_part import SmgMissing, check_installed
 from services.cli.local_system import STOP_GRACE_S, PortTaken, check_listen, local_parts, local_url
 from services.cli.speculation_texts import SPECULATION_TEXTS
 from services.cli.supervisor import Supervisor
+from services.cli.trace_texts import OTLP_ENDPOINT, TRACE_SAMPLE_RATIO
 from services.cli.up_config import DEFAULT_LISTEN, UpConfig
 from tessera.client import ChatMessage, GenerateOptions, TesseraError
 from tessera.values.known_models import served_name
@@ -39,6 +40,8 @@ _TEXTS = {
     "once": Text("End after the answer instead of serving on."),
     "batch_invariant": Text("Compute a request bit for bit the same whatever runs beside it; slower (see docs/operations.md)."),
     "tensor_parallel_size": Text("Worker processes that hold the model together, each a part of it.", "COUNT"),
+    "otlp_endpoint": OTLP_ENDPOINT,
+    "trace_sample_ratio": TRACE_SAMPLE_RATIO,
     "start_timeout_s": Text("Give up when not everything is ready after this long.", "SECONDS"),
     **SPECULATION_TEXTS,
 }

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.rpc.tracing import check_otlp_endpoint, check_sample_ratio
 from services.worker.config import SpeculationConfig, check_ranks
 from tessera.values.config import Config, ConfigError
 
@@ -26,6 +27,8 @@ class UpConfig:
     once: bool = False
     batch_invariant: bool = False  # see the worker's
     tensor_parallel_size: int = 1  # see the worker's
+    otlp_endpoint: str = ""  # see the gateway's, as the next one; of all parts
+    trace_sample_ratio: float = 1.0
     start_timeout_s: float = 300.0
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
@@ -34,6 +37,8 @@ class UpConfig:
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit() or not 0 < int(port) < 65536:
                 raise ConfigError(f"{name} must be host:port with a port from 1 to 65535, got {address!r}")
+        check_otlp_endpoint(self.otlp_endpoint)
+        check_sample_ratio(self.trace_sample_ratio)
         if self.start_timeout_s <= 0:
             raise ConfigError(f"start_timeout_s must be positive, got {self.start_timeout_s}")
         self.speculation.check_invariance(self.batch_invariant)

@@ -9,6 +9,7 @@ from services.cli.config_options import Text, build_config, config_options
 from services.cli.device_texts import DEVICE_TEXTS
 from services.cli.early_stop import end_on_sigterm
 from services.cli.speculation_texts import SPECULATION_TEXTS
+from services.cli.trace_texts import OTLP_ENDPOINT
 from services.worker.config import WorkerConfig
 
 _TEXTS = {
@@ -56,6 +57,7 @@ _TEXTS = {
     "metrics_listen": Text(
         "Where Prometheus reads /metrics (plain HTTP). Port 0 takes a free one; empty: nowhere.", "HOST:PORT"
     ),
+    "otlp_endpoint": OTLP_ENDPOINT,
     "ready_file": Text("Written once serving: JSON with the bound `address`; removed at the end.", "PATH"),
     "log_level": Text("Least level that is logged, to standard error.", choices=("debug", "info", "warning", "error")),
 }

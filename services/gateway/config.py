@@ -5,6 +5,7 @@ from pathlib import Path
 
 from services.rpc.access_config import AccessConfig
 from services.rpc.addresses import check_targets, is_local
+from services.rpc.tracing import check_otlp_endpoint, check_sample_ratio
 from tessera.values.config import ConfigError, check_minimums
 
 
@@ -33,6 +34,8 @@ class GatewayConfig:
     share_prefixes: bool = False  # whether principals may find each other's prompts in the prefix cache
     token_file: Path | None = None  # holds the token that schedulers know this gateway by
     metrics_listen: str = ""  # host:port of /metrics; empty: not served
+    otlp_endpoint: str = ""  # URL of a collector for spans; empty: nothing is traced
+    trace_sample_ratio: float = 1.0  # part of the calls that is traced where the client's trace does not say
     ready_file: Path | None = None
     drain_grace_s: float = 30.0  # how long running requests may go on after SIGTERM
     log_level: str = "info"
@@ -49,6 +52,8 @@ class GatewayConfig:
         }
         check_minimums(self, minimums)
         check_targets("scheduler", self.scheduler)
+        check_otlp_endpoint(self.otlp_endpoint)
+        check_sample_ratio(self.trace_sample_ratio)
         for name in ("model", "listen"):
             if not getattr(self, name):
                 raise ConfigError(f"{name} must not be empty")

@@ -18,6 +18,7 @@ from services.rpc.logs import configure_logs
 from services.rpc.metrics_server import MetricsServer
 from services.rpc.server import RpcServer, ServerConfig, stop_signal
 from services.rpc.tokens import Role
+from services.rpc.tracing import start_tracing
 from tessera.v1 import inference_pb2_grpc
 from tessera.values.known_models import locate
 
@@ -47,11 +48,12 @@ class Gateway:
 @asynccontextmanager
 async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
     """A gateway for as long as the body runs, then drained. Raises ModelError or TokenizerError where the model cannot be used,
-    BindError where an address cannot be listened on, ConfigError where the engine's protocol is not installed."""
+    BindError where an address cannot be listened on, ConfigError where the engine's protocol, or what traces need, is not installed."""
     if config.engine_listen:
         check_installed()
     tokenizer = await asyncio.to_thread(load_tokenizer, locate(config.model))
     metrics = MetricsServer(config.metrics_listen) if config.metrics_listen else None
+    tracing = start_tracing("gateway", config.otlp_endpoint, config.trace_sample_ratio)
     server = RpcServer(
         ServerConfig(
             listen=config.listen,
@@ -63,6 +65,7 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
             client_ca=config.tls_client_ca,
         ),
         metrics,
+        tracing,
     )
 
     services = {SERVICE_NAME: server}
@@ -82,7 +85,7 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
     if config.engine_listen:
         from services.gateway.vllm_engine import port  # here: the protocol is an extra
 
-        services[port.SERVICE_NAME] = engine = port.engine_server(config, session, calls, metrics)
+        services[port.SERVICE_NAME] = engine = port.engine_server(config, session, calls, metrics, tracing)
         others["engine_address"] = await engine.start()
     address = await server.start(others=others)
     sessions = asyncio.create_task(session.run())
@@ -98,6 +101,8 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
         await session.close()
         sessions.cancel()
         await asyncio.wait((sessions,))
+        if tracing is not None:
+            await tracing.stop()
 
 
 async def _end_streams(session: SchedulerSession) -> None:

@@ -21,10 +21,12 @@ from services.gateway import convert
 from services.gateway.convert_chat import conversation_from_proto
 from services.gateway.merged_streams import merged
 from services.gateway.refusals import refusal_of
+from services.gateway.request_attributes import tell_answers, tell_request
 from services.gateway.request_stream import RequestStream
 from services.gateway.running_calls import RunningCalls
 from services.gateway.session import SchedulerSession, Served
 from services.gateway.tenancy import tenant_salt
+from services.rpc.call_span import child_span, trace_context
 from services.rpc.caller import current_principal
 from services.rpc.errors import NotFound
 from tessera.v1 import inference_pb2 as pb
@@ -62,8 +64,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                         deltas[index].append(delta)
             finally:
                 self._leave(streams)
-        first = streams[0]
-        return convert.whole_answers_to_proto(first.submission, list(map(join_deltas, deltas)), first.tokenizer)
+        first, answers = streams[0], list(map(join_deltas, deltas))
+        tell_answers(answers)
+        return convert.whole_answers_to_proto(first.submission, answers, first.tokenizer)
 
     async def StreamGenerate(self, request: pb.StreamGenerateRequest, context: Any) -> None:
         """The answer piece by piece, after a resume what is left of it; a client that reads slowly gets larger pieces."""
@@ -75,14 +78,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 async with aclosing(merged(streams)) as pieces:
                     async for index, delta in pieces:
                         response = convert.stream_response_to_proto(submission, delta, tokenizer, index)
-                        if delta.finish is not None and len(streams) > 1:
+                        if delta.finish is not None:
                             ends[index] = delta
-                            if len(ends) == len(streams):
+                            if len(ends) == len(streams) > 1:
                                 usage = convert.total_usage(submission, [ends[number] for number in range(len(ends))])
                                 response.total_usage.CopyFrom(usage)
                         await context.write(response)
             finally:
                 self._leave(streams)
+                tell_answers([ends[number] for number in sorted(ends)])
 
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
         """The request's own call ends with ABORTED; NOT_FOUND where none lives under this id."""
@@ -153,9 +157,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         def check() -> RequestStream:
             submission, output = _checked(request, model, time_left_s)
             salt = tenant_salt(submission.principal, submission.cache_salt, self._shares_prefixes)
-            return RequestStream(replace(submission, cache_salt=salt), output, convert.prompt_field(generation))
+            placed = replace(submission, cache_salt=salt, trace_context=trace_context())
+            return RequestStream(placed, output, convert.prompt_field(generation))
 
-        stream = await _compute(check, inline=_is_light(request, form))
+        with child_span("tokenize"):
+            stream = await _compute(check, inline=_is_light(request, form))
+        tell_request(stream.submission, model.info.name, max(1, generation.n))
         await self._session.connected(self._scheduler_wait_s)
         stream.submission, *others = all_answers(stream.submission, generation.n if generation.HasField("n") else 1)
         streams = [

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
@@ -32,6 +32,9 @@ from services.rpc.reflection import add_reflection
 from services.rpc.tls import TlsFiles, server_credentials
 from services.rpc.tokens import Role, TokenFile
 from tessera.values.config import ConfigError
+
+if TYPE_CHECKING:
+    from services.rpc.spans import Tracing
 
 _log = structlog.get_logger()
 
@@ -98,10 +101,11 @@ class RpcServer:
     """A server before, while and after it runs. `add` comes before `start`. Belongs to one event loop. Raises ConfigError where its tokens
     cannot be used.
 
-    Where there are `metrics`, its calls are counted there, and they are served for as long as it runs.
+    Where there are `metrics`, its calls are counted there, and they are served for as long as it runs. Where there is `tracing`, each
+    call of its services is a span; the caller stops it.
     """
 
-    def __init__(self, config: ServerConfig, metrics: MetricsServer | None = None) -> None:
+    def __init__(self, config: ServerConfig, metrics: MetricsServer | None = None, tracing: "Tracing | None" = None) -> None:
         self.health = HealthServicer()
         self._config = config
         self._metrics = metrics
@@ -110,6 +114,10 @@ class RpcServer:
             ErrorInterceptor(),
             AccessInterceptor(config.gatekeeper(), self._roles),
         ]
+        if tracing is not None:
+            from services.rpc.call_traces import CallTraces  # here: it needs OpenTelemetry
+
+            interceptors.insert(0, CallTraces(tracing, self._roles))
         if metrics is not None:
             interceptors.insert(0, metrics.calls)
         self._server = grpc.aio.server(interceptors=interceptors, options=config.options())

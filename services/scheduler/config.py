@@ -5,6 +5,7 @@ from pathlib import Path
 
 from services.rpc.access_config import AccessConfig
 from services.rpc.addresses import check_targets
+from services.rpc.tracing import check_otlp_endpoint
 from tessera.values.config import Config, ConfigError, check_minimums
 
 
@@ -26,11 +27,13 @@ class SchedulerConfig:
     access: AccessConfig = field(default_factory=AccessConfig)
     token_file: Path | None = None  # holds the token that workers know this scheduler by
     metrics_listen: str = ""  # host:port of /metrics; empty: not served
+    otlp_endpoint: str = ""  # URL of a collector for spans; empty: nothing is traced
     ready_file: Path | None = None
     log_level: str = "info"
 
     def __post_init__(self) -> None:
         check_targets("workers", self.workers)
+        check_otlp_endpoint(self.otlp_endpoint)
         if not self.group or any(c in "{}: " for c in self.group):
             raise ConfigError(f"group must be a name without braces, colons or spaces, got {self.group!r}")
         if not self.redis_url.startswith(("redis://", "rediss://", "unix://", "sentinel://")):

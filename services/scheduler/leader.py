@@ -8,6 +8,7 @@ leave before records are written: the wait for the store overlaps the forward pa
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -41,6 +42,9 @@ from tessera.values.session import (
     Submit,
 )
 
+if TYPE_CHECKING:
+    from services.scheduler.request_traces import RequestTraces
+
 _log = structlog.get_logger()
 
 LOAD_EVERY_US = 500_000
@@ -63,6 +67,7 @@ class Leader:
     ) -> None:
         self.epoch = epoch
         self.scheduler = Scheduler(config, epoch)
+        self.traces: RequestTraces | None = None  # who is told of what each turn changed, set before `lead`
         self._config = config
         self._model = model
         self._clock = clock
@@ -302,6 +307,8 @@ class Leader:
         self._send_batches()
         changes = self.scheduler.take_changes()
         if changes is not None:
+            if self.traces is not None:
+                self.traces.note(changes.requests)
             record = self._journal.add(changes, self._clock(), step)
             self._streams.add(record, self._clock())
             if self._kv_watch and changes.blocks:

@@ -10,6 +10,7 @@ from services.rpc.channel import use_identity
 from services.rpc.logs import configure_logs
 from services.rpc.metrics_server import MetricsServer
 from services.rpc.server import RpcServer, ServerConfig, stop_signal
+from services.rpc.tracing import start_tracing
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.metrics import scheduler_metrics
 from services.scheduler.sessions import SessionServicer
@@ -40,12 +41,13 @@ async def _run(config: SchedulerConfig) -> None:
 async def _serving(config: SchedulerConfig) -> AsyncIterator[Terms]:
     store = RedisStore(config.redis_url, config.group)
     metrics = MetricsServer(config.metrics_listen) if config.metrics_listen else None
+    tracing = start_tracing("scheduler", config.otlp_endpoint)
     server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file, access=config.access), metrics)
     sessions = SessionServicer()
     add: Any = session_pb2_grpc.add_SchedulerServiceServicer_to_server
     server.add(add, sessions, SERVICE_NAME, ready=False)
     server.health.set_ready(DURABLE, False)
-    terms = Terms(config, store, sessions, server.health)
+    terms = Terms(config, store, sessions, server.health, tracing)
     if metrics is not None:
         metrics.show(partial(scheduler_metrics, terms))
     try:
@@ -55,3 +57,5 @@ async def _serving(config: SchedulerConfig) -> AsyncIterator[Terms]:
         await terms.end()
         await server.stop(SESSIONS_END_S)
         await store.close()
+        if tracing is not None:
+            await tracing.stop()

@@ -6,7 +6,7 @@ of an earlier term can change what was read.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -37,6 +37,10 @@ from tessera.values.report import WorkerReport
 from tessera.values.request import RequestOutput
 from tessera.values.session import Hello, HelloAck
 
+if TYPE_CHECKING:
+    from services.rpc.spans import Tracing
+    from services.scheduler.request_traces import RequestTraces
+
 _log = structlog.get_logger()
 
 STORE_RETRY_S = 0.2
@@ -63,8 +67,16 @@ class TermHealth(Protocol):
 class Term:
     """Desk of the sessions, listener of the worker links, owner of the journal and of the lease, for one epoch."""
 
-    def __init__(self, config: SchedulerConfig, store: Store, taken: EpochTake, health: TermHealth) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        store: Store,
+        taken: EpochTake,
+        health: TermHealth,
+        tracing: "Tracing | None" = None,
+    ) -> None:
         self.leader: Leader | None = None  # from the join on
+        self._tracing = tracing
         self._config = config
         self._store = store
         self._epoch = taken.epoch
@@ -94,6 +106,8 @@ class Term:
                     tasks.create_task(self._tick(leader))
         finally:
             self._has_ended = True
+            if self._traces is not None:
+                self._traces.close()
             self._health.serving(False)
             self._health.durable(False)
 
@@ -127,7 +141,10 @@ class Term:
                 wake_journal=self._pump.wake,
                 may_speak=lambda: self.may_speak,
             )
+            leader.traces = self._new_traces(leader)
             leader.lead(recovered, reports, senders)
+            if leader.traces is not None:
+                leader.traces.begun()
         for address in self._gathering.leaving:
             leader.worker_leaving(address)
         self.leader = leader
@@ -136,6 +153,17 @@ class Term:
         self._note_serving()
         _log.info("leading", epoch=self._epoch.number, after_ms=(now_us() - started_us) // 1000, **_counts(recovered))
         return leader
+
+    def _new_traces(self, leader: Leader) -> "RequestTraces | None":
+        if self._tracing is None:
+            return None
+        from services.scheduler.request_traces import RequestTraces  # here: it needs OpenTelemetry
+
+        return RequestTraces(self._tracing, self._epoch.number, leader.scheduler)
+
+    @property
+    def _traces(self) -> "RequestTraces | None":
+        return self.leader.traces if self.leader is not None else None
 
     async def _read_store(self) -> StoredState:
         notice = Notice(_log)
@@ -227,6 +255,8 @@ class Term:
         if self.leader is None:
             self._gathering.worker_detached(address)
         else:
+            if self._traces is not None:
+                self._traces.worker_lost(address, loss)
             self.leader.worker_detached(address, loss)
         self._note_serving()
 

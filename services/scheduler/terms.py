@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -18,6 +19,9 @@ from services.scheduler.term_end import Deposed, GatewayAhead, TermEnd
 from tessera.scheduler.v1 import session_pb2
 from tessera.values.identity import Epoch
 
+if TYPE_CHECKING:
+    from services.rpc.spans import Tracing
+
 _log = structlog.get_logger()
 
 SERVICE_NAME = session_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
@@ -32,7 +36,15 @@ HAND_OVER_S = 1.0
 class Terms:
     """One term after the other, and the waits between them. Tells health how the present one does."""
 
-    def __init__(self, config: SchedulerConfig, store: Store, sessions: SessionServicer, health: HealthServicer) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        store: Store,
+        sessions: SessionServicer,
+        health: HealthServicer,
+        tracing: "Tracing | None" = None,
+    ) -> None:
+        self._tracing = tracing
         self._config = config
         self._store = store
         self._sessions = sessions
@@ -90,7 +102,7 @@ class Terms:
         told, mine = 0, None
         while not self._is_ending:  # a term that ends by itself in the moment of the cancel swallows that
             taken = await Standby(self._config, self._store, told, mine).take()
-            term = self._present = Term(self._config, self._store, taken, self)
+            term = self._present = Term(self._config, self._store, taken, self, self._tracing)
             self._sessions.invite(term)
             try:
                 await term.run()

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from services.rpc.access_config import AccessConfig
+from services.rpc.tracing import check_otlp_endpoint
 from services.worker.device_config import DeviceConfig
 from tessera.values.config import ConfigError, check_choices, check_minimums
 
@@ -127,6 +128,7 @@ class WorkerConfig:
     drain_grace_s: float = 10.0  # after SIGTERM: how long its requests may take to go elsewhere, or to end
     access: AccessConfig = field(default_factory=AccessConfig)
     metrics_listen: str = ""  # host:port of /metrics; empty: not served
+    otlp_endpoint: str = ""  # URL of a collector for spans; empty: nothing is traced
     ready_file: Path | None = None
     log_level: str = "info"
 
@@ -146,6 +148,7 @@ class WorkerConfig:
             )
         check_minimums(self, {**dict.fromkeys(names, 1), "drain_grace_s": 0, "swap_bytes": 0})
         check_ranks(self.tensor_parallel_size)
+        check_otlp_endpoint(self.otlp_endpoint)
         if self.block_size != 1 and self.block_size % 16:
             raise ConfigError(f"block_size must be 1 or a multiple of 16, got {self.block_size}")
         if self.kv_cache_bytes is not None and self.compute.gpu_memory_utilization is not None:

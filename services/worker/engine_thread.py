@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -42,12 +42,12 @@ class EngineThread:
 
     The engine belongs to the thread; the loop may use it after `fence` has returned and until the next `submit`. `crashed` never
     completes unless the engine raises something else than BatchRefused: RankLost, or a bug, after which what it holds cannot be trusted.
-    `note` is told of every outcome, in the thread.
+    Each of `notes` is told of every outcome, in the thread.
     """
 
-    def __init__(self, engine: Engine, note: Callable[[ScheduledBatch, Outcome], None] | None = None) -> None:
+    def __init__(self, engine: Engine, notes: Iterable[Callable[[ScheduledBatch, Outcome], None]] = ()) -> None:
         self.engine = engine
-        self._note = note
+        self._notes = tuple(notes)
         self._loop = asyncio.get_running_loop()
         self.crashed: asyncio.Future[None] = self._loop.create_future()
         self._changed = threading.Condition()
@@ -133,8 +133,8 @@ class EngineThread:
         except BatchRefused as refusal:
             self.poison()  # here, before the loop hears of it: nothing may run behind a refused batch
             outcome = refusal
-        if self._note is not None:
-            self._note(batch, outcome)
+        for note in self._notes:
+            note(batch, outcome)
         return outcome
 
     def _call(self, function: Callable[[], None]) -> None:

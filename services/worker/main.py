@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
@@ -14,6 +14,7 @@ from model_worker.ranks.crew import RankLost
 from services.rpc.logs import configure_logs
 from services.rpc.metrics_server import MetricsServer
 from services.rpc.server import RpcServer, ServerConfig, stop_signal
+from services.rpc.tracing import start_tracing
 from services.worker.config import WorkerConfig
 from services.worker.engine_thread import EngineThread
 from services.worker.loading import load_engine, load_in_background
@@ -21,6 +22,10 @@ from services.worker.metrics import StepMetrics, worker_metrics
 from services.worker.rank_processes import RankProcesses
 from services.worker.servicer import SERVICE_NAME, WorkerServicer
 from tessera.worker.v1 import worker_pb2_grpc
+
+if TYPE_CHECKING:
+    from services.rpc.spans import Tracing
+    from services.worker.slot_traces import SlotTraces
 
 _log = structlog.get_logger()
 
@@ -59,6 +64,8 @@ async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine], ra
     model loads leaves a thread at it."""
     stop, lost = stop_signal(), (ranks or RankProcesses(config)).lost
     metrics = MetricsServer(config.metrics_listen) if config.metrics_listen else None
+    tracing = start_tracing("worker", config.otlp_endpoint)
+    traces: SlotTraces | None = None
     server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file, access=config.access), metrics)
     servicer = WorkerServicer(config.heartbeat_ms / 1000)
     server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, servicer, SERVICE_NAME, ready=False)
@@ -70,7 +77,9 @@ async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine], ra
             lost.result()
         if not loading.done():
             return
-        thread = _engine_thread(loading.result(), metrics)
+        engine = loading.result()
+        traces = _slot_traces(engine, tracing, address)
+        thread = _engine_thread(engine, metrics, traces)
         servicer.open(thread)
         server.health.set_ready(SERVICE_NAME, True)
         server.announce(address)
@@ -85,10 +94,23 @@ async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine], ra
         await thread.end()
     finally:
         await server.stop(STOP_GRACE_S if stop.done() else 0)
+        if traces is not None:
+            traces.close()
+        if tracing is not None:
+            await tracing.stop()
 
 
-def _engine_thread(engine: Engine, metrics: MetricsServer | None) -> EngineThread:
-    if metrics is None:
-        return EngineThread(engine)
-    metrics.show(partial(worker_metrics, engine.description))
-    return EngineThread(engine, StepMetrics(metrics.registry, engine.description.model.name).note)
+def _engine_thread(engine: Engine, metrics: MetricsServer | None, traces: "SlotTraces | None") -> EngineThread:
+    notes = [] if traces is None else [traces.note]
+    if metrics is not None:
+        metrics.show(partial(worker_metrics, engine.description))
+        notes.append(StepMetrics(metrics.registry, engine.description.model.name).note)
+    return EngineThread(engine, notes)
+
+
+def _slot_traces(engine: Engine, tracing: "Tracing | None", address: str) -> "SlotTraces | None":
+    if tracing is None:
+        return None
+    from services.worker.slot_traces import SlotTraces  # here: it needs OpenTelemetry
+
+    return SlotTraces(tracing, engine.description.limits.max_num_seqs, address)

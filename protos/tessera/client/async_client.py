@@ -17,6 +17,7 @@ from tessera.client.connection import (
     Tls,
     metadata_of,
     split_addresses,
+    with_trace,
 )
 from tessera.client.errors import NotFound, TesseraError, error_of
 from tessera.client.request import (
@@ -81,7 +82,7 @@ class AsyncClient:
         request = pb.GenerateRequest(generation=several_of(prompt, n, options))
         try:
             message = await self._stubs[self._gateways.present].Generate(
-                request, timeout=time_left_s(options, 0.0), metadata=self._metadata
+                request, timeout=time_left_s(options, 0.0), metadata=with_trace(self._metadata)
             )
         except grpc.RpcError as error:
             raise error_of(error, request.generation.request_id) from error
@@ -95,7 +96,9 @@ class AsyncClient:
             now_s = time.monotonic()
             gateway = answer.gateway
             timeout_s = time_left_s(options, now_s - began_s)
-            call = self._stubs[gateway].StreamGenerate(answer.request(now_s), timeout=timeout_s, metadata=self._metadata)
+            call = self._stubs[gateway].StreamGenerate(
+                answer.request(now_s), timeout=timeout_s, metadata=with_trace(self._metadata)
+            )
             try:
                 async for message in call:
                     piece = answer.take(convert.piece_from_proto(message))
@@ -124,7 +127,7 @@ class AsyncClient:
         for gateway in self._gateways.order():
             try:
                 request = pb.AbortRequest(request_id=request_id)
-                await self._stubs[gateway].Abort(request, timeout=SHORT_CALL_TIMEOUT_S, metadata=self._metadata)
+                await self._stubs[gateway].Abort(request, timeout=SHORT_CALL_TIMEOUT_S, metadata=with_trace(self._metadata))
                 return
             except grpc.RpcError as error:
                 found = error_of(error, request_id)
@@ -163,7 +166,7 @@ class AsyncClient:
         for gateway in order:
             try:
                 return await getattr(self._stubs[gateway], method)(
-                    request, timeout=SHORT_CALL_TIMEOUT_S, metadata=self._metadata
+                    request, timeout=SHORT_CALL_TIMEOUT_S, metadata=with_trace(self._metadata)
                 )
             except grpc.RpcError as error:
                 failure = error_of(error)

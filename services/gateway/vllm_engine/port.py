@@ -1,5 +1,7 @@
 """The engine's port: a server of its own, in plain text, since the gateways that speak this protocol know no other."""
 
+from typing import TYPE_CHECKING
+
 from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from services.gateway.config import GatewayConfig
@@ -9,14 +11,21 @@ from services.gateway.vllm_engine.servicer import VllmEngineServicer
 from services.rpc.metrics_server import MetricsServer
 from services.rpc.server import RpcServer, ServerConfig
 
+if TYPE_CHECKING:
+    from services.rpc.spans import Tracing
+
 SERVICE_NAME: str = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 
 
 def engine_server(
-    config: GatewayConfig, session: SchedulerSession, calls: RunningCalls, metrics: MetricsServer | None = None
+    config: GatewayConfig,
+    session: SchedulerSession,
+    calls: RunningCalls,
+    metrics: MetricsServer | None = None,
+    tracing: "Tracing | None" = None,
 ) -> RpcServer:
     """The server, not started yet. Session and limits are those of the public API."""
-    server = RpcServer(ServerConfig(config.engine_listen, receive_bytes_max=config.receive_bytes_max), metrics)
+    server = RpcServer(ServerConfig(config.engine_listen, receive_bytes_max=config.receive_bytes_max), metrics, tracing)
     servicer = VllmEngineServicer(config, session, calls)
     server.add(vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server, servicer, SERVICE_NAME, ready=False)
     return server

@@ -15,6 +15,7 @@ from gateway.errors import GatewayError
 from gateway.output_stream import OutputStream
 from services.gateway.config import GatewayConfig
 from services.gateway.refusals import refusal_of
+from services.gateway.request_attributes import tell_answers, tell_request
 from services.gateway.request_stream import RequestStream
 from services.gateway.running_calls import RunningCalls
 from services.gateway.servicer import INLINE_BYTES_MAX
@@ -23,6 +24,7 @@ from services.gateway.vllm_engine import convert_answer
 from services.gateway.vllm_engine.convert_request import PROMPT_FIELDS, submission_from_proto
 from services.gateway.vllm_engine.kv_event_stream import KvEventStream
 from services.gateway.vllm_engine.tokenizer_files import TokenizerFiles
+from services.rpc.call_span import trace_context
 from services.rpc.errors import ServiceError, Unimplemented
 from tessera.values.known_models import locate
 from tessera.values.load import GroupLoad
@@ -144,6 +146,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             stream = _checked(request, served) if is_light else await asyncio.to_thread(_checked, request, served)
         except GatewayError as error:
             raise refusal_of(error) from error
+        tell_request(stream.submission, served.model.info.name, 1)
         await self._session.connected(self._wait_s)
         self._session.submit(stream)
         return stream
@@ -151,7 +154,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
 def _checked(request: Any, served: Served) -> RequestStream:
     max_request_len = min(served.max_request_len, served.model.info.max_model_len)
-    submission = submission_from_proto(request, served.model, max_request_len, PRINCIPAL)
+    asked = submission_from_proto(request, served.model, max_request_len, PRINCIPAL)
+    submission = replace(asked, trace_context=trace_context())
     output = OutputStream(served.model.tokenizer, submission.detokenize)
     return RequestStream(submission, output, PROMPT_FIELDS[request.WhichOneof("input")])
 
@@ -165,6 +169,7 @@ async def _send_pieces(stream: RequestStream, context: Any) -> None:
             await context.write(convert_answer.chunk_to_proto(stream.submission, delta))
         if finished:
             end = replace(delta, token_ids=(), logprobs=None, prompt_logprobs=None)
+            tell_answers([end])
             await context.write(convert_answer.end_to_proto(stream.submission, end))
 
 
@@ -172,7 +177,9 @@ async def _send_whole(stream: RequestStream, context: Any) -> None:
     deltas: list[Delta] = []
     while not deltas or deltas[-1].finish is None:
         deltas.append(await stream.next_delta())
-    await context.write(convert_answer.end_to_proto(stream.submission, join_deltas(deltas)))
+    answer = join_deltas(deltas)
+    tell_answers([answer])
+    await context.write(convert_answer.end_to_proto(stream.submission, answer))
 
 
 def _not_offered(method: str) -> NoReturn:

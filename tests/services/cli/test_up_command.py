@@ -39,6 +39,8 @@ def test_a_port_in_use_is_an_error(tmp_path: Path) -> None:
         (("--http", "8000"), "--http must be host:port"),
         (("--listen", "127.0.0.1:0"), "--listen must be host:port with a port from 1 to 65535"),
         (("--start-timeout-s", "0"), "--start-timeout-s must be positive"),
+        (("--otlp-endpoint", "localhost:4317"), "--otlp-endpoint must be http://HOST:PORT, or https://HOST:PORT"),
+        (("--trace-sample-ratio", "2"), "--trace-sample-ratio must be from 0 to 1, got 2"),
         (("--once", "--prompt", ""), "--once ends after the answer, so it needs a prompt"),
         (("--num-speculative-tokens", "1000"), "--num-speculative-tokens must be at most 31, got 1000"),
         (
@@ -118,3 +120,13 @@ def test_speculation_is_an_option_of_scheduler_and_worker(num_drafts: int, tmp_p
     asked = " --num-speculative-tokens 4"
     assert [asked in commands[role] for role in ("gateway", "scheduler", "worker")] == [False, *[num_drafts > 0] * 2]
     assert (f"{asked} --proposer ngram --ngram-min 2 --ngram-max 5" in commands["worker"]) == (num_drafts > 0)
+
+
+@pytest.mark.parametrize("endpoint", ["", "http://127.0.0.1:4317"])
+def test_every_part_sends_its_spans_to_the_same_place(endpoint: str, tmp_path: Path) -> None:
+    config = UpConfig(redis_url="redis://127.0.0.1:1/0", otlp_endpoint=endpoint, trace_sample_ratio=0.5)
+    commands = {part.name: " ".join(part._spec.command) for part in local_parts(config, DataFolder(tmp_path))}
+    assert {role for role in commands if f" --otlp-endpoint {endpoint}" in commands[role]} == (
+        set(commands) if endpoint else set()
+    )
+    assert {role for role in commands if " --trace-sample-ratio 0.5" in commands[role]} == ({"gateway"} if endpoint else set())

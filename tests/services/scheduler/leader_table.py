@@ -5,9 +5,11 @@ from collections import deque
 import numpy as np
 from core.fake_worker import MODEL, FakeWorker, reference_output
 
+from services.rpc.spans import Tracing
 from services.scheduler.core.journal_call import Failed
 from services.scheduler.core.recovery import join
 from services.scheduler.leader import Leader
+from services.scheduler.request_traces import RequestTraces
 from services.scheduler.sessions import GatewaySession
 from services.scheduler.store.memory import MemoryStore
 from tessera.values.batch import ScheduledBatch
@@ -26,7 +28,13 @@ CONFIG = Config(max_num_seqs=8, max_num_batched_tokens=64, gateway_grace_ms=1000
 class Table:
     """A leader with everything around it; `run` lets worker and store answer until nothing is left to do."""
 
-    def __init__(self, worker: FakeWorker | None = None, store: MemoryStore | None = None, term: int = 1) -> None:
+    def __init__(
+        self,
+        worker: FakeWorker | None = None,
+        store: MemoryStore | None = None,
+        term: int = 1,
+        tracing: Tracing | None = None,
+    ) -> None:
         self.now_us = 1_000_000 * term
         self.worker = worker or FakeWorker()
         self.store = store or MemoryStore()
@@ -40,7 +48,11 @@ class Table:
         recovered = join(self.store.stored().state, {WORKER: report}, [], lambda *_: None)
         last, clock = recovered.last_record, lambda: self.now_us
         self.leader = Leader(CONFIG, epoch, MODEL, last, lambda: None, clock, lambda: self.may_speak)
+        if tracing is not None:
+            self.leader.traces = RequestTraces(tracing, term, self.leader.scheduler, clock, lambda: 1000 * self.now_us)
         self.leader.lead(recovered, {WORKER: report}, {WORKER: self.outbox.append})
+        if self.leader.traces is not None:
+            self.leader.traces.begun()
         self.run()
 
     def run(self, steps: int = 1000) -> None:
