@@ -64,23 +64,11 @@ def local_parts(config: UpConfig, folder: DataFolder) -> list[Part]:
     drafts, proposer = _speculation(config.speculation)
     front, engine_options = _http_front(config, folder)
     traces, sampling = _tracing(config)
+    public = ["--listen", config.listen, *config.public.gateway_options(), *drain]
     parts: list[Part] = [
         *front,
         _role(
-            "gateway",
-            folder,
-            [
-                "--scheduler",
-                scheduler,
-                "--model",
-                config.model,
-                "--listen",
-                config.listen,
-                *engine_options,
-                *drain,
-                *traces,
-                *sampling,
-            ],
+            "gateway", folder, ["--scheduler", scheduler, "--model", config.model, *engine_options, *public, *traces, *sampling]
         ),
         _role(
             "scheduler",

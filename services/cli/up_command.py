@@ -15,6 +15,7 @@ from services.cli.config_options import Text, build_config, config_options
 from services.cli.data_folder import DataFolder, DataFolderInUse
 from services.cli.http_part import SmgMissing, check_installed
 from services.cli.local_system import STOP_GRACE_S, PortTaken, check_listen, local_parts, local_url
+from services.cli.public_access import PUBLIC_ACCESS_TEXTS
 from services.cli.speculation_texts import SPECULATION_TEXTS
 from services.cli.supervisor import Supervisor
 from services.cli.trace_texts import OTLP_ENDPOINT, TRACE_SAMPLE_RATIO
@@ -42,6 +43,7 @@ _TEXTS = {
     "tensor_parallel_size": Text("Worker processes that hold the model together, each a part of it.", "COUNT"),
     "otlp_endpoint": OTLP_ENDPOINT,
     "trace_sample_ratio": TRACE_SAMPLE_RATIO,
+    **PUBLIC_ACCESS_TEXTS,
     "start_timeout_s": Text("Give up when not everything is ready after this long.", "SECONDS"),
     **SPECULATION_TEXTS,
 }
@@ -125,7 +127,9 @@ class _System:
         asked_s = time.monotonic() - self._began_s
         prompt = [ChatMessage("user", self._config.prompt)]
         options = GenerateOptions(temperature=0.0, max_tokens=ANSWER_TOKENS_MAX, timeout_s=self._config.start_timeout_s)
-        answer = await stream_answer(self._config.listen, prompt, options, write_piece)
+        answer = await stream_answer(
+            self._config.listen, prompt, options, write_piece, access=self._config.public.of_question()
+        )
         click.echo("")
         _say(summary(answer))
         if answer.token_ids:
@@ -150,11 +154,12 @@ def _how_to_go_on(config: UpConfig) -> str:
     if programs.is_relative_to(Path.cwd()):
         programs = programs.relative_to(Path.cwd())
     address = "" if config.listen == DEFAULT_LISTEN else f" --address {config.listen}"
+    public = config.public
     return f"""
 Serving on {config.listen} until Ctrl-C. In another terminal:
-  {programs}/tessera generate{address} --chat "Write a haiku about rivers."
-  {programs}/buf curl --protocol grpc --http2-prior-knowledge -d '{{"generation": {{"text": "Once upon a time"}}}}' \\
-    http://{config.listen}/tessera.v1.InferenceService/StreamGenerate{_how_by_http(config) if config.http else ""}"""
+  {programs}/tessera generate{address}{public.generate_options()} --chat "Write a haiku about rivers."
+  {programs}/buf curl --protocol grpc{public.curl_options()} -d '{{"generation": {{"text": "Once upon a time"}}}}' \\
+    {public.scheme}://{config.listen}/tessera.v1.InferenceService/StreamGenerate{_how_by_http(config) if config.http else ""}"""
 
 
 def _how_by_http(config: UpConfig) -> str:

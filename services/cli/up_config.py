@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.cli.public_access import PublicAccess
 from services.rpc.tracing import check_otlp_endpoint, check_sample_ratio
 from services.worker.config import SpeculationConfig, check_ranks
 from tessera.values.config import Config, ConfigError
@@ -30,6 +31,7 @@ class UpConfig:
     otlp_endpoint: str = ""  # see the gateway's, as the next one; of all parts
     trace_sample_ratio: float = 1.0
     start_timeout_s: float = 300.0
+    public: PublicAccess = field(default_factory=PublicAccess)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
@@ -43,6 +45,8 @@ class UpConfig:
             raise ConfigError(f"start_timeout_s must be positive, got {self.start_timeout_s}")
         self.speculation.check_invariance(self.batch_invariant)
         check_ranks(self.tensor_parallel_size)
+        if self.public.tokens is not None and self.public.token_file is None and self.prompt:
+            raise ConfigError("tokens are given, but no token_file to ask the question with: give one, or an empty prompt")
         if self.once and not self.prompt:
             raise ConfigError("once ends after the answer, so it needs a prompt")
         if self.speculation.num_speculative_tokens > DRAFTS_MAX:

@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 from services.cli.data_folder import DataFolder
 from services.cli.local_system import local_parts, local_url
 from services.cli.main import main
+from services.cli.public_access import PublicAccess
 from services.cli.up_config import UpConfig
 from services.worker.config import SpeculationConfig
 
@@ -40,6 +41,11 @@ def test_a_port_in_use_is_an_error(tmp_path: Path) -> None:
         (("--listen", "127.0.0.1:0"), "--listen must be host:port with a port from 1 to 65535"),
         (("--start-timeout-s", "0"), "--start-timeout-s must be positive"),
         (("--otlp-endpoint", "localhost:4317"), "--otlp-endpoint must be http://HOST:PORT, or https://HOST:PORT"),
+        (("--tls-key", __file__), "--tls-cert and --tls-key go together: give both or neither"),
+        (("--tls-name", "llm.example"), "--tls-name is given, but no --tls-cert that says it"),
+        (("--tokens", "gone"), "--tokens gone is no file"),
+        (("--token-file", __file__), "--token-file is given, but no file of tokens: nobody asks for one"),
+        (("--tokens", __file__), "--tokens are given, but no --token-file to ask the question with"),
         (("--trace-sample-ratio", "2"), "--trace-sample-ratio must be from 0 to 1, got 2"),
         (("--once", "--prompt", ""), "--once ends after the answer, so it needs a prompt"),
         (("--num-speculative-tokens", "1000"), "--num-speculative-tokens must be at most 31, got 1000"),
@@ -130,3 +136,14 @@ def test_every_part_sends_its_spans_to_the_same_place(endpoint: str, tmp_path: P
         set(commands) if endpoint else set()
     )
     assert {role for role in commands if " --trace-sample-ratio 0.5" in commands[role]} == ({"gateway"} if endpoint else set())
+
+
+def test_the_gateway_alone_is_told_of_certificate_and_tokens(tmp_path: Path) -> None:
+    for name in ("cert", "key", "tokens", "mine"):
+        (tmp_path / name).write_text("x")
+    public = PublicAccess(tmp_path / "cert", tmp_path / "key", "", tmp_path / "tokens", tmp_path / "mine")
+    parts = local_parts(UpConfig(redis_url="redis://127.0.0.1:1/0", public=public), DataFolder(tmp_path))
+    commands = {part.name: " ".join(part._spec.command) for part in parts}
+    told = f" --tls-cert {tmp_path}/cert --tls-key {tmp_path}/key --tokens {tmp_path}/tokens"
+    assert {role for role in commands if told in commands[role]} == {"gateway"}
+    assert not any(f"{tmp_path}/mine" in command for command in commands.values()), "the token is the question's own"

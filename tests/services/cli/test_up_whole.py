@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import trustme
 
 END_TIMEOUT_S = 60
 
@@ -94,6 +95,33 @@ def test_with_http_the_curl_line_that_it_prints_is_answered(tmp_path: Path, addr
         _, err = process.communicate(timeout=END_TIMEOUT_S)
         assert process.returncode == 0, err
         assert not psutil.wait_procs(parts, timeout=0)[1], "the parts end before `up` does"
+
+
+@pytest.mark.slow
+def test_with_certificate_and_tokens_the_lines_that_it_prints_are_answered(tmp_path: Path, address: str) -> None:
+    """Also the question, whose answer comes first."""
+    leaf = trustme.CA().issue_cert("llm.example")
+    leaf.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    leaf.private_key_pem.write_to_path(tmp_path / "key.pem")
+    (tmp_path / "tokens").write_text("a-token-of-my-own me public\n")
+    (tmp_path / "mine").write_text("a-token-of-my-own\n")
+    files = ["--tls-cert", f"{tmp_path}/cert.pem", "--tls-key", f"{tmp_path}/key.pem", "--tls-name", "llm.example"]
+    tokens = ["--tokens", f"{tmp_path}/tokens", "--token-file", f"{tmp_path}/mine"]
+    with serving(up(tmp_path / "data", address, *files, *tokens)) as (process, _):
+        assert process.stderr is not None and process.stdout is not None
+        assert process.stdout.readline() == "The capital of France is Paris.\n"
+        generate, buf = process.stderr.readline(), process.stderr.readline() + process.stderr.readline()
+        for line, answer in ((generate, " "), (buf, '"text":')):
+            told = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=END_TIMEOUT_S)
+            assert told.returncode == 0 and answer in told.stdout, (line, told)
+        without = subprocess.run(
+            generate.replace(f"--token-file {tmp_path}/mine", ""),
+            shell=True,
+            capture_output=True,
+            text=True,
+            timeout=END_TIMEOUT_S,
+        )
+        assert without.returncode != 0 and "give a token" in without.stderr
 
 
 @pytest.mark.slow
