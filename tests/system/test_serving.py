@@ -171,7 +171,18 @@ def test_buf_curl_streams_tokens(stack: Stack) -> None:
 
 
 def test_a_benchmark_measures_it(stack: Stack) -> None:
-    given = ["--requests", "4", "--rate", "inf", "--input-tokens", "4-8", "--shared-prefix-tokens", "32", "--output-tokens", "3"]
+    given = [
+        "--requests",
+        "4",
+        "--rate",
+        "inf",
+        "--input-tokens",
+        "4-8",
+        "--shared-prefix-tokens",
+        "32",
+        "--output-tokens",
+        "3",
+    ]
     command = [sys.executable, "-m", "services.cli.main", "bench", "--gateway", stack.address, *given]
     out = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     (level,) = json.loads(out.splitlines()[-1])["levels"]
