@@ -50,7 +50,8 @@ def rejection_of(rejected: Rejected, prompt_field: str) -> ServiceError:
         case RejectReason.INVALID:
             return InvalidArgument((FieldViolation(prompt_field, rejected.message),))
         case RejectReason.OVERLOADED:
-            return Overloaded(rejected.message, reason="OVERLOADED", retry_after_ms=rejected.retry_after_ms)
+            after_ms = rejected.retry_after_ms
+            return Overloaded(rejected.message, reason="OVERLOADED", retry_after_ms=after_ms, subject="scheduler")
         case RejectReason.ALREADY_EXISTS:
             field = f"{GENERATION if prompt_field.startswith(GENERATION) else ''}request_id"
             return AlreadyExists(rejected.message, reason="REQUEST_ID_IN_USE", metadata={"field": field})

@@ -10,6 +10,9 @@ from services.rpc.errors import Overloaded
 RETRY_AFTER_MS = 1000
 """When a refused client should try again: about the length of a short answer."""
 
+SUBJECT = "gateway"
+"""Whose quota is used up where it is that of all who ask this gateway."""
+
 RESUMES_FACTOR = 2
 """So many times the limit are taken for resumes: when a gateway dies, its clients come to the others."""
 
@@ -41,7 +44,7 @@ class RunningCalls:
         count, count_max = max(self._count, len(self._live)), self._count_max * factor
         if count >= count_max:
             text = f"{count} requests are running at this gateway, at most {count_max} may be"
-            raise Overloaded(text, reason="OVERLOADED", retry_after_ms=RETRY_AFTER_MS)
+            raise Overloaded(text, reason="OVERLOADED", retry_after_ms=RETRY_AFTER_MS, subject=SUBJECT)
         self._count += 1
         self._counts[principal] += 1
         self._idle.clear()
@@ -59,7 +62,13 @@ class RunningCalls:
         count = self._counts[principal]  # which adds nothing: it is a Counter
         if principal and 0 < count_max <= count:
             text = f"{count} requests of {principal} are running at this gateway, at most {count_max} may be"
-            raise Overloaded(text, reason="PRINCIPAL_LIMIT", retry_after_ms=RETRY_AFTER_MS, metadata={"principal": principal})
+            raise Overloaded(
+                text,
+                reason="PRINCIPAL_LIMIT",
+                retry_after_ms=RETRY_AFTER_MS,
+                metadata={"principal": principal},
+                subject=f"principal:{principal}",
+            )
 
     async def all_ended(self, wait_s: float) -> None:
         """Wait until none is left, at most `wait_s`."""

@@ -89,7 +89,13 @@ class RetryableError(ServiceError):
 
 
 class Overloaded(RetryableError):
-    """Too much is asked for at the moment."""
+    """Too much is asked for at the moment. `subject`: whose quota it is, for example `principal:NAME`; empty where it is nobody's."""
+
+    def __init__(
+        self, message: str, *, reason: str, retry_after_ms: int, metadata: dict[str, str] | None = None, subject: str = ""
+    ) -> None:
+        super().__init__(message, reason=reason, retry_after_ms=retry_after_ms, metadata=metadata)
+        self.subject = subject
 
 
 class Unavailable(RetryableError):

@@ -45,7 +45,7 @@ def code_of(error: errors.ServiceError) -> grpc.StatusCode:
 def status_of(error: errors.ServiceError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]:
     """Code, text and trailing metadata to end a call with.
 
-    The details carry ErrorInfo always, BadRequest for InvalidArgument, RetryInfo where trying again makes sense. gRPC itself
+    The details carry ErrorInfo always, BadRequest for InvalidArgument, QuotaFailure for a quota, RetryInfo where trying again makes sense. gRPC itself
     heeds only the trailer `grpc-retry-pushback-ms`, so both are sent.
     """
     code, text = code_of(error), _cut(error.message, _TEXT_CHARS_MAX)
@@ -54,6 +54,10 @@ def status_of(error: errors.ServiceError) -> tuple[grpc.StatusCode, str, tuple[t
     trailers: list[tuple[str, str | bytes]] = []
     if isinstance(error, errors.InvalidArgument):
         _add(status, _bad_request(error, status.ByteSize()))
+    if isinstance(error, errors.Overloaded) and error.subject:
+        subject, description = _cut(error.subject, _DESCRIPTION_CHARS_MAX), _cut(error.message, _DESCRIPTION_CHARS_MAX)
+        violation = error_details_pb2.QuotaFailure.Violation(subject=subject, description=description)
+        _add(status, error_details_pb2.QuotaFailure(violations=[violation]))
     if isinstance(error, errors.RetryableError) and error.retry_after_ms > 0:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(error.retry_after_ms)
