@@ -28,6 +28,11 @@ _TEXTS = {
         "Of these, most of one principal (who a token or a certificate belongs to); of resumes, twice as many. 0: no limit of its own.",
         "COUNT",
     ),
+    "max_concurrent_tokens": Text(
+        "Most tokens that all requests may come to, prompts and max_tokens; more are refused (RESOURCE_EXHAUSTED). 0: no limit.",
+        "COUNT",
+    ),
+    "max_tokens_per_principal": Text("Of these, most of one principal. 0: no limit of its own.", "COUNT"),
     **ACCESS_TEXTS,
     "tls_client_ca": Text("CA (PEM) of clients: with it each must have a certificate, whose name is the principal.", "PATH"),
     "share_prefixes": Text(

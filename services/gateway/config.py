@@ -29,6 +29,8 @@ class GatewayConfig:
     detach_grace_ms: int = 0  # how long the request of a client that has left may be resumed; 0: it is aborted
     max_concurrent_requests: int = 4096
     max_requests_per_principal: int = 0  # of these, one principal's; 0: all of them
+    max_concurrent_tokens: int = 0  # that all requests may come to, prompts and outputs; 0: no limit
+    max_tokens_per_principal: int = 0  # of these, one principal's; 0: no limit of its own
     access: AccessConfig = field(default_factory=AccessConfig)
     tls_client_ca: Path | None = None  # what proves clients, who must have a certificate then
     share_prefixes: bool = False  # whether principals may find each other's prompts in the prefix cache
@@ -48,6 +50,8 @@ class GatewayConfig:
             "detach_grace_ms": 0,
             "max_concurrent_requests": 1,
             "max_requests_per_principal": 0,
+            "max_concurrent_tokens": 0,
+            "max_tokens_per_principal": 0,
             "drain_grace_s": 0,
         }
         check_minimums(self, minimums)

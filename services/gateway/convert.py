@@ -7,7 +7,9 @@ import numpy as np
 
 from gateway.delta import Delta, PublicReason
 from gateway.generate_input import GenerateInput, LimitsInput, Prompt, SamplingInput
-from gateway.resume import ResumeInput
+from gateway.resume import GENERATION, ResumeInput
+from gateway.served_model import ServedModel
+from gateway.token_count import least_tokens
 from gateway.tokenizer import Tokenizer
 from gateway.validation import LIMIT_MS_MAX
 from services.gateway.convert_chat import conversation_from_proto
@@ -16,6 +18,10 @@ from services.gateway.session import Served
 from tessera.v1 import inference_pb2
 from tessera.values.finish import Finish
 from tessera.values.request import RequestTimings, Submission
+from tessera.values.sampling_limits import NUMBER_LIMITS
+
+MAX_TOKENS_FIELD = f"{GENERATION}sampling.max_tokens"
+"""Where the most output tokens stand in a Generate request."""
 
 _REASON_TO_PROTO = {reason: f"FINISH_REASON_{reason.name}" for reason in PublicReason}
 
@@ -36,6 +42,13 @@ def generate_input_from_proto(message: inference_pb2.Generation, time_left_s: fl
         limits=_limits_from_proto(message.limits, time_left_s),
         n=message.n if message.HasField("n") else 1,
     )
+
+
+def least_tokens_of(message: inference_pb2.Generation, model: ServedModel, count: int) -> int:
+    """Tokens that a request for `count` answers comes to at the least, whatever its prompt is; unchecked."""
+    default = NUMBER_LIMITS["max_tokens"].default
+    max_tokens = message.sampling.max_tokens if message.sampling.HasField("max_tokens") else default
+    return least_tokens(int(max_tokens or 1), count, model.info.max_model_len)
 
 
 def prompt_field(message: inference_pb2.Generation) -> str:

@@ -1,5 +1,6 @@
 """The requests of one gateway that a scheduler may still send something for."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from services.gateway.refusals import rejection_of, taken_over
@@ -18,6 +19,8 @@ class LiveRequests:
     def __init__(self) -> None:
         self._streams: dict[bytes, RequestStream] = {}
         self._client_ids: dict[tuple[str, str], list[RequestStream]] = {}
+        self._reserved: Counter[str] = Counter()  # tokens by principal; of those alone that have any
+        self.num_reserved = 0  # tokens, of all
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -29,7 +32,12 @@ class LiveRequests:
     def add(self, stream: RequestStream) -> None:
         """A request that is to be submitted."""
         self._streams[stream.request_id] = stream
+        self._reserve(stream.submission.principal, stream.num_reserved)
         self._client_ids.setdefault(_client_key(stream), []).append(stream)
+
+    def reserved_of(self, principal: str) -> int:
+        """Tokens that all requests of a principal may come to."""
+        return self._reserved[principal]  # which adds nothing: it is a Counter
 
     def get(self, request_id: bytes) -> RequestStream | None:
         """The request with this internal id."""
@@ -80,6 +88,13 @@ class LiveRequests:
         self.release_client_id(stream)
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
+            self._reserve(stream.submission.principal, -stream.num_reserved)
+
+    def _reserve(self, principal: str, num_tokens: int) -> None:
+        self.num_reserved += num_tokens
+        self._reserved[principal] += num_tokens
+        if not self._reserved[principal]:
+            del self._reserved[principal]
 
     def for_hello(self) -> tuple[LiveRequest, ...]:
         """What a Hello lists of them: all, within its bounds."""

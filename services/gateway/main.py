@@ -13,6 +13,7 @@ from services.gateway.metrics import gateway_metrics
 from services.gateway.running_calls import RunningCalls
 from services.gateway.servicer import SERVICE_NAME, InferenceServicer
 from services.gateway.session import SchedulerSession
+from services.gateway.token_budget import TokenBudget
 from services.rpc.channel import use_identity
 from services.rpc.logs import configure_logs
 from services.rpc.metrics_server import MetricsServer
@@ -76,7 +77,8 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
 
     session = SchedulerSession(config, tokenizer, standing)
     calls = RunningCalls(config.max_concurrent_requests, session.live, config.max_requests_per_principal)
-    servicer = InferenceServicer(session, calls, config.scheduler_wait_ms / 1000, config.share_prefixes)
+    budget = TokenBudget(session.live, config.max_concurrent_tokens, config.max_tokens_per_principal)
+    servicer = InferenceServicer(session, calls, budget, config.scheduler_wait_ms / 1000, config.share_prefixes)
     add = inference_pb2_grpc.add_InferenceServiceServicer_to_server
     server.add(add, servicer, SERVICE_NAME, ready=False, role=Role.PUBLIC)
     if metrics is not None:
@@ -85,7 +87,7 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
     if config.engine_listen:
         from services.gateway.vllm_engine import port  # here: the protocol is an extra
 
-        services[port.SERVICE_NAME] = engine = port.engine_server(config, session, calls, metrics, tracing)
+        services[port.SERVICE_NAME] = engine = port.engine_server(config, session, calls, budget, metrics, tracing)
         others["engine_address"] = await engine.start()
     address = await server.start(others=others)
     sessions = asyncio.create_task(session.run())

@@ -15,5 +15,6 @@ def gateway_metrics(session: SchedulerSession, calls: RunningCalls) -> Iterable[
     families.gauge("tessera:gateway_calls", "Calls that generate, at present.", calls.count)
     text = "Requests that the scheduler has not ended, those whose client has left among them."
     families.gauge("tessera:gateway_live_requests", text, len(session.live))
+    families.gauge("tessera:gateway_reserved_tokens", "Tokens that those may come to.", session.live.num_reserved)
     families.gauge("tessera:gateway_connected", "1 while a leading scheduler answers.", session.is_connected)
     return families.metrics

@@ -32,6 +32,7 @@ class RequestStream:
     def __init__(self, submission: Submission, output: OutputStream, prompt_field: str) -> None:
         self.submission = submission
         self.prompt_field = prompt_field
+        self.num_reserved = 0  # tokens that it may come to, as far as they count to limits
         self.farewell: Abort | Detach | None = None  # what the scheduler is told of the client that has left
         self.ended = False  # nothing more will come from the scheduler
         self.stop_found: StopFound | None = None

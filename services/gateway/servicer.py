@@ -16,6 +16,7 @@ from gateway.prompt import check_token_ids, encode_chat, encode_text
 from gateway.resume import GENERATION, validate_resume
 from gateway.served_model import ServedModel, find_model
 from gateway.several_answers import ANSWERS_MAX, all_answers, answer_id
+from gateway.token_count import output_tokens_max
 from gateway.validation import validate
 from services.gateway import convert
 from services.gateway.convert_chat import conversation_from_proto
@@ -26,6 +27,7 @@ from services.gateway.request_stream import RequestStream
 from services.gateway.running_calls import RunningCalls
 from services.gateway.session import SchedulerSession, Served
 from services.gateway.tenancy import tenant_salt
+from services.gateway.token_budget import TokenBudget
 from services.rpc.call_span import child_span, trace_context
 from services.rpc.caller import current_principal
 from services.rpc.errors import NotFound
@@ -45,12 +47,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Every call needs to know what is served: it waits `scheduler_wait_s` for a scheduler, then is UNAVAILABLE."""
 
     def __init__(
-        self, session: SchedulerSession, calls: RunningCalls, scheduler_wait_s: float, shares_prefixes: bool = False
+        self,
+        session: SchedulerSession,
+        calls: RunningCalls,
+        budget: TokenBudget,
+        scheduler_wait_s: float,
+        shares_prefixes: bool = False,
     ) -> None:
         """`shares_prefixes`: principals may find each other's prompts in the prefix cache."""
         self._shares_prefixes = shares_prefixes
         self._session = session
         self._calls = calls
+        self._budget = budget
         self._scheduler_wait_s = scheduler_wait_s
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
@@ -153,6 +161,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         generation = request.generation
         model = _find(generation.model, served, GENERATION)
         form = generation.WhichOneof("prompt")
+        is_resume = isinstance(request, pb.StreamGenerateRequest) and request.HasField("resume")
+        self._check_least(generation, model, is_resume)
 
         def check() -> RequestStream:
             submission, output = _checked(request, model, time_left_s)
@@ -169,9 +179,31 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             stream,
             *(RequestStream(item, OutputStream(model.tokenizer, item.detokenize), stream.prompt_field) for item in others),
         ]
+        self._reserve(streams, model, is_resume)
         for one in streams:
             self._session.submit(one)
         return streams
+
+    def _check_least(self, generation: pb.Generation, model: ServedModel, is_resume: bool) -> None:
+        """Refuse what has no room before its prompt is read, which may be long. Raises what `TokenBudget.check` raises."""
+        principal, of_one = current_principal(), convert.least_tokens_of(generation, model, 1)
+        limit = self._budget.request_len_max(principal)
+        field = convert.MAX_TOKENS_FIELD if limit is not None and of_one > limit else f"{GENERATION}n"
+        self._budget.check(principal, convert.least_tokens_of(generation, model, max(1, generation.n)), is_resume, field)
+
+    def _reserve(self, streams: list[RequestStream], model: ServedModel, is_resume: bool) -> None:
+        """Count what the answers may come to. Raises what `TokenBudget.check` raises."""
+        first, principal = streams[0], current_principal()
+        for one in streams:
+            one.num_reserved = output_tokens_max(one.submission, model.info.max_model_len)
+        prompt_len, limit = len(first.submission.prompt_token_ids), self._budget.request_len_max(principal)
+        first.num_reserved += prompt_len
+        field = convert.MAX_TOKENS_FIELD
+        if limit is not None and prompt_len >= limit:
+            field = first.prompt_field
+        elif limit is not None and first.num_reserved <= limit:
+            field = f"{GENERATION}n"
+        self._budget.check(principal, sum(one.num_reserved for one in streams), is_resume, field)
 
     def _leave(self, streams: list[RequestStream]) -> None:
         for stream in streams:

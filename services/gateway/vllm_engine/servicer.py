@@ -13,6 +13,7 @@ from smg_grpc_proto.generated import common_pb2
 from gateway.delta import Delta, join_deltas
 from gateway.errors import GatewayError
 from gateway.output_stream import OutputStream
+from gateway.token_count import least_tokens, output_tokens_max
 from services.gateway.config import GatewayConfig
 from services.gateway.refusals import refusal_of
 from services.gateway.request_attributes import tell_answers, tell_request
@@ -20,6 +21,7 @@ from services.gateway.request_stream import RequestStream
 from services.gateway.running_calls import RunningCalls
 from services.gateway.servicer import INLINE_BYTES_MAX
 from services.gateway.session import SchedulerSession, Served
+from services.gateway.token_budget import TokenBudget
 from services.gateway.vllm_engine import convert_answer
 from services.gateway.vllm_engine.convert_request import PROMPT_FIELDS, submission_from_proto
 from services.gateway.vllm_engine.kv_event_stream import KvEventStream
@@ -29,6 +31,8 @@ from services.rpc.errors import ServiceError, Unimplemented
 from tessera.values.known_models import locate
 from tessera.values.load import GroupLoad
 
+MAX_TOKENS_FIELD = "sampling_params.max_tokens"
+
 PRINCIPAL = ""
 """Whose requests these are: whoever reaches this port speaks for all of its users."""
 
@@ -36,10 +40,11 @@ PRINCIPAL = ""
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     """`Generate`, `Abort`, and what a gateway asks to know the engine. A client that is gone takes its request along: nobody resumes here."""
 
-    def __init__(self, config: GatewayConfig, session: SchedulerSession, calls: RunningCalls) -> None:
+    def __init__(self, config: GatewayConfig, session: SchedulerSession, calls: RunningCalls, budget: TokenBudget) -> None:
         self._config = config
         self._session = session
         self._calls = calls
+        self._budget = budget
         self._wait_s = config.scheduler_wait_ms / 1000
         self._path = str(locate(config.model))
         self._tokenizer_files = TokenizerFiles()
@@ -141,19 +146,32 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def _start(self, request: Any) -> RequestStream:
         """Check a request and hand it to the scheduler. The caller ends what this returns; nothing is awaited in between."""
         served = await self._served()
-        is_light = request.ByteSize() <= INLINE_BYTES_MAX
+        is_light, len_max = request.ByteSize() <= INLINE_BYTES_MAX, self._request_len_max(served)
+        params = request.sampling_params
+        least = least_tokens(params.max_tokens if params.HasField("max_tokens") else 1, 1, served.model.info.max_model_len)
+        self._budget.check(PRINCIPAL, least, is_resume=False, field=MAX_TOKENS_FIELD)
         try:
-            stream = _checked(request, served) if is_light else await asyncio.to_thread(_checked, request, served)
+            stream = (
+                _checked(request, served, len_max) if is_light else await asyncio.to_thread(_checked, request, served, len_max)
+            )
         except GatewayError as error:
             raise refusal_of(error) from error
         tell_request(stream.submission, served.model.info.name, 1)
         await self._session.connected(self._wait_s)
+        prompt_len = len(stream.submission.prompt_token_ids)
+        stream.num_reserved = prompt_len + output_tokens_max(stream.submission, served.model.info.max_model_len)
+        field = stream.prompt_field if prompt_len >= len_max else MAX_TOKENS_FIELD
+        self._budget.check(PRINCIPAL, stream.num_reserved, is_resume=False, field=field)
         self._session.submit(stream)
         return stream
 
+    def _request_len_max(self, served: Served) -> int:
+        """What a request without `max_tokens` may grow to: the limits of this gateway are limits as well."""
+        lens = (served.max_request_len, served.model.info.max_model_len, self._budget.request_len_max(PRINCIPAL))
+        return min(length for length in lens if length is not None)
 
-def _checked(request: Any, served: Served) -> RequestStream:
-    max_request_len = min(served.max_request_len, served.model.info.max_model_len)
+
+def _checked(request: Any, served: Served, max_request_len: int) -> RequestStream:
     asked = submission_from_proto(request, served.model, max_request_len, PRINCIPAL)
     submission = replace(asked, trace_context=trace_context())
     output = OutputStream(served.model.tokenizer, submission.detokenize)
