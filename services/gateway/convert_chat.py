@@ -5,7 +5,7 @@ from typing import Any
 
 from google.protobuf.struct_pb2 import Struct, Value
 
-from gateway.conversation import ChatMessage, Conversation, ToolCall
+from gateway.conversation import MESSAGES, TEMPLATE_ARGS, TOOLS, ChatMessage, Conversation, ToolCall
 from gateway.errors import InvalidField, InvalidRequest
 from tessera.v1 import inference_pb2
 
@@ -19,15 +19,18 @@ _WHOLE_MAX = 2.0**53
 def conversation_from_proto(message: inference_pb2.ChatPrompt) -> Conversation:
     """A chat prompt, unchecked but for its numbers. Raises InvalidRequest for one that JSON cannot hold."""
     return Conversation(
-        messages=tuple(map(_message_from_proto, message.messages)),
-        tools=tuple(_object(tool, "chat.tools") for tool in message.tools),
-        template_args=_object(message.template_args, "chat.template_args"),
+        messages=tuple(_message_from_proto(item, f"{MESSAGES}[{index}]") for index, item in enumerate(message.messages)),
+        tools=tuple(_object(tool, f"{TOOLS}[{index}]") for index, tool in enumerate(message.tools)),
+        template_args=_object(message.template_args, TEMPLATE_ARGS),
         continue_final_message=message.continue_final_message,
     )
 
 
-def _message_from_proto(message: inference_pb2.ChatMessage) -> ChatMessage:
-    calls = (ToolCall(call.id, call.name, _object(call.arguments, "chat.messages")) for call in message.tool_calls)
+def _message_from_proto(message: inference_pb2.ChatMessage, field: str) -> ChatMessage:
+    calls = (
+        ToolCall(call.id, call.name, _object(call.arguments, f"{field}.tool_calls[{index}].arguments"))
+        for index, call in enumerate(message.tool_calls)
+    )
     return ChatMessage(message.role, message.content, message.name, message.tool_call_id, tuple(calls))
 
 

@@ -1,11 +1,10 @@
-"""The public API: bad input, rejections, ids, slow readers, tokens and text, models."""
+"""The public API: rejections, ids, slow readers, tokens and text, models."""
 
 import time
 
 import grpc
 import pytest
 from gateway_house import MAX_MODEL_LEN, MODEL, max_tokens, output, read_all, reason_and_fields, refused
-from google.protobuf.struct_pb2 import Struct
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -18,91 +17,8 @@ from tessera.values.session import Abort, LengthChanged, Rejected, RejectReason,
 CHAT = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="Hi")])
 
 
-def chat(**message):
-    return {"chat": pb.ChatPrompt(messages=[pb.ChatMessage(**message)])}
-
-
-def struct(**fields):
-    message = Struct()
-    message.update(fields)
-    return message
-
-
 def sampling(**fields):
     return {"sampling": pb.Sampling(**fields)}
-
-
-BAD = [
-    ({"text": ""}, "generation.text"),
-    ({"chat": pb.ChatPrompt()}, "generation.chat.messages"),
-    ({"chat": pb.ChatPrompt(messages=[pb.ChatMessage(role="boss", content="x")])}, "generation.chat.messages[0].role"),
-    (chat(role="user", tool_call_id="1"), "generation.chat.messages[0].tool_call_id"),
-    (chat(role="user", tool_calls=[pb.ToolCall(name="f")]), "generation.chat.messages[0].tool_calls"),
-    (chat(role="assistant", tool_calls=[pb.ToolCall()]), "generation.chat.messages[0].tool_calls[0].name"),
-    ({"chat": pb.ChatPrompt(messages=CHAT.messages, continue_final_message=True)}, "generation.chat.continue_final_message"),
-    ({"chat": pb.ChatPrompt(messages=CHAT.messages, tools=[Struct()] * 129)}, "generation.chat.tools"),
-    ({"chat": pb.ChatPrompt(messages=CHAT.messages, tools=[struct(x=float("nan"))])}, "generation.chat.tools"),
-    ({"chat": pb.ChatPrompt(messages=CHAT.messages, template_args=struct(x=float("inf")))}, "generation.chat.template_args"),
-    ({"chat": pb.ChatPrompt(messages=CHAT.messages, template_args=struct(_x=1))}, "generation.chat.template_args['_x']"),
-    ({"cache_salt": "x" * 129}, "generation.cache_salt"),
-    ({"n": 0}, "generation.n"),
-    ({"n": 17}, "generation.n"),
-    ({"limits": pb.Limits(max_queue_ms=0)}, "generation.limits.max_queue_ms"),
-    ({"limits": pb.Limits(max_first_token_ms=2**31)}, "generation.limits.max_first_token_ms"),
-    ({"limits": pb.Limits(max_total_ms=2**32 - 1)}, "generation.limits.max_total_ms"),
-    ({"tokens": pb.TokenPrompt()}, "generation.tokens.token_ids"),
-    ({"tokens": pb.TokenPrompt(token_ids=[1, 49152])}, "generation.tokens.token_ids[1]"),
-    ({"tokens": pb.TokenPrompt(token_ids=[1] * MAX_MODEL_LEN)}, "generation.tokens.token_ids"),
-    (sampling(temperature=float("nan")), "generation.sampling.temperature"),
-    (sampling(temperature=-0.1), "generation.sampling.temperature"),
-    (sampling(top_p=0), "generation.sampling.top_p"),
-    (sampling(top_k=-2), "generation.sampling.top_k"),
-    (sampling(min_p=1.5), "generation.sampling.min_p"),
-    (sampling(seed=2**63), "generation.sampling.seed"),
-    (sampling(max_tokens=0), "generation.sampling.max_tokens"),
-    (sampling(max_tokens=2, min_tokens=3), "generation.sampling.min_tokens"),
-    (sampling(stop_token_ids=[49152]), "generation.sampling.stop_token_ids[0]"),
-    (sampling(stop_token_ids=range(65)), "generation.sampling.stop_token_ids"),
-    (sampling(presence_penalty=2.5), "generation.sampling.presence_penalty"),
-    (sampling(frequency_penalty=float("inf")), "generation.sampling.frequency_penalty"),
-    (sampling(repetition_penalty=0), "generation.sampling.repetition_penalty"),
-    (sampling(logit_bias={49152: 1.0}), "generation.sampling.logit_bias"),
-    (sampling(allowed_token_ids=[49152]), "generation.sampling.allowed_token_ids[0]"),
-    (sampling(bad_words=["ok", " "]), "generation.sampling.bad_words[1]"),
-    (sampling(logprobs=21), "generation.sampling.logprobs"),
-    (sampling(logprobs=20, max_tokens=2**20, logprob_token_ids=[0] * 128), "generation.sampling.logprobs"),
-    (sampling(prompt_logprobs=2**32 - 1), "generation.sampling.prompt_logprobs"),
-    (sampling(logprob_token_ids=[1, 2**31]), "generation.sampling.logprob_token_ids[1]"),
-    ({"stop": ["x"] * 17}, "generation.stop"),
-    ({"stop": ["ok", ""]}, "generation.stop[1]"),
-    ({"request_id": "x" * 129}, "generation.request_id"),
-]
-
-
-def test_bad_input_names_the_field_and_its_neighbour_goes_on(run_async, house):
-    async def scenario():
-        async with house() as h:
-            end = await h.session()
-            neighbour = h.stream()
-            submit = await end.hear(Submit)
-            for generation, field in BAD:
-                if "text" not in generation and not {"chat", "tokens"} & set(generation):
-                    generation = {"text": "Hello", **generation}
-                for call in (
-                    h.stub.Generate(pb.GenerateRequest(generation=pb.Generation(**generation))),
-                    h.stub.StreamGenerate(pb.StreamGenerateRequest(generation=pb.Generation(**generation))),
-                ):
-                    error = await refused(call)
-                    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, generation
-                    assert reason_and_fields(error) == ("INVALID_FIELD", [field])
-                    assert field in error.details()
-            error = await refused(h.stub.Generate(pb.GenerateRequest()))
-            assert reason_and_fields(error)[1] == ["generation.text"]
-            end.send(output(submit, 0, [504], max_tokens(1)))
-            assert [i for piece in await read_all(neighbour) for i in piece.token_ids] == [504]
-            assert end.nothing_heard()
-
-    run_async(scenario())
 
 
 @pytest.mark.parametrize(("limit", "reason"), [("max_first_token_ms", "MAX_FIRST_TOKEN_MS"), ("deadline_ms", "DEADLINE")])
@@ -484,24 +400,6 @@ def test_tokenize_and_detokenize(run_async, house, tokenizer):
             assert (await h.stub.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == "Hello 😀 "
             assert (await h.stub.Tokenize(pb.TokenizeRequest(text=""))).token_ids == []
             assert (await h.stub.Detokenize(pb.DetokenizeRequest())).text == ""
-
-    run_async(scenario())
-
-
-def test_bad_input_to_tokenize_and_detokenize_names_the_field(run_async, house):
-    async def scenario():
-        async with house() as h:
-            await h.session()
-            for call, field in (
-                (h.stub.Tokenize(pb.TokenizeRequest()), "text"),
-                (h.stub.Tokenize(pb.TokenizeRequest(text="x" * (5 << 20))), "text"),
-                (h.stub.Tokenize(pb.TokenizeRequest(chat=pb.ChatPrompt())), "chat.messages"),
-                (h.stub.Detokenize(pb.DetokenizeRequest(token_ids=[0, 49152])), "token_ids[1]"),
-                (h.stub.Detokenize(pb.DetokenizeRequest(token_ids=[0] * (MAX_MODEL_LEN + 1))), "token_ids"),
-            ):
-                error = await refused(call)
-                assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-                assert reason_and_fields(error)[1] == [field]
 
     run_async(scenario())
 
