@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from services.cli.answer import TimedAnswer
-from tessera.client import TokenLogprob, TokenLogprobs
+from tessera.client import Answer, TokenLogprob, TokenLogprobs
 
 _BYTES = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
 """What Python's surrogateescape makes of a byte -> how it is shown."""
 
 
-def table(answer: TimedAnswer) -> str:
+def table(answer: TimedAnswer | Answer) -> str:
     """A line for each token of the prompt and of the answer, as far as they were asked for; empty where none were."""
     lines = []
     for title, tokens in (("prompt", answer.prompt_logprobs), ("answer", answer.logprobs)):

@@ -57,6 +57,26 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServiceServicer):
             request_id="r1", text_offset=text_offset, token_offset=len(self.pieces), finish=finish
         )
 
+    async def Generate(self, request: Any, context: Any) -> Any:
+        """As many whole answers as were asked for; the last ends for `reason`, the others by a stop."""
+        self.asked.append(request.generation)
+        if self.refusal is not None:
+            await context.abort(*self.refusal)
+
+        def end(reason: str, count: int) -> Any:
+            usage = inference_pb2.Usage(prompt_tokens=5, completion_tokens=count)
+            return inference_pb2.Finish(reason=reason, usage=usage)
+
+        response = inference_pb2.GenerateResponse(
+            request_id="r1", text=self.pieces[0], token_ids=[0], finish=end("FINISH_REASON_STOP", 1)
+        )
+        if request.generation.sampling.HasField("logprobs"):
+            response.logprobs.add(token=inference_pb2.TokenLogprob(token_id=0, logprob=-0.5, text=b"The"), rank=1)
+        for index in range(1, request.generation.n):
+            reason = self.reason if index == request.generation.n - 1 else "FINISH_REASON_STOP"
+            response.others.add(index=index, text=f"{self.pieces[index]}\n", token_ids=[index, 7], finish=end(reason, 2))
+        return response
+
 
 @asynccontextmanager
 async def listening(gateway: ScriptedGateway) -> AsyncIterator[str]:
@@ -278,3 +298,33 @@ def test_nobody_there(run_async: RunAsync) -> None:
     status, out, err = run_async(tessera("generate", "x", "--address", "127.0.0.1:1", "--resume-timeout-s", "0.2"))
     assert (status, out) == (3, "") and "Error: UNAVAILABLE" in err
     assert err.count("trying again") == 1, "once per outage"
+
+
+def test_several_answers_come_under_their_numbers(run_async: RunAsync) -> None:
+    gateway = ScriptedGateway()
+    status, out, err = ask(run_async, gateway, "What is it?", "-n", "3", "--logprobs", "0")
+    assert status == 0 and gateway.asked[0].n == 3
+    assert out == "=== answer 0 ===\nThe capital\n=== answer 1 ===\n is\n\n=== answer 2 ===\n Paris.\n\n"
+    assert "answer 0:\nlog-probabilities of the answer" in err and "answer 1:" not in err.partition("[")[0]
+    assert "[answer 0: stop; 1 tokens]\n[answer 1: stop; 2 tokens]\n[answer 2: stop; 2 tokens]\n" in err
+    assert "[prompt 5 tokens, answers 5 tokens in " in err
+
+
+def test_several_answers_are_one_json_object(run_async: RunAsync) -> None:
+    status, out, _ = ask(run_async, ScriptedGateway(reason="FINISH_REASON_LENGTH"), "x", "--answers", "2", "--json")
+    told = json.loads(out)
+    assert status == 0 and told.keys() == {"answers", "total_s"}
+    assert [answer["text"] for answer in told["answers"]] == ["The capital", " is\n"]
+    assert [answer["finish"]["reason"] for answer in told["answers"]] == ["stop", "length"]
+    assert [answer["token_ids"] for answer in told["answers"]] == [[0], [1, 7]]
+
+
+def test_several_answers_of_which_one_failed_are_a_failure(run_async: RunAsync) -> None:
+    status, out, err = ask(run_async, ScriptedGateway(reason="FINISH_REASON_ERROR"), "x", "-n", "2")
+    assert status == 1 and "=== answer 1 ===" in out and "[answer 1: error; 2 tokens]" in err
+
+
+def test_more_answers_than_the_gateway_gives_are_refused(run_async: RunAsync) -> None:
+    gateway = ScriptedGateway(refusal=(grpc.StatusCode.INVALID_ARGUMENT, "generation.n: must be from 1 to 16, got 17"))
+    status, _, err = ask(run_async, gateway, "x", "-n", "17")
+    assert status == 2 and "must be from 1 to 16" in err
