@@ -6,7 +6,8 @@ leader finds the parent in the submission, and goes on under it with the phase t
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from opentelemetry.trace import Span, StatusCode
@@ -14,6 +15,7 @@ from opentelemetry.trace import Span, StatusCode
 from services.rpc.spans import Tracing
 from services.scheduler.clock import now_us
 from services.scheduler.core.record import RequestDelta
+from services.scheduler.core.recovered import Recovered, RecoveredRequest
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.worker_loss import WorkerLoss
@@ -37,7 +39,7 @@ class _Traced:
 
 
 class RequestTraces:
-    """Those of one leader. `begun` is called after its first turn, which tells of everything that an earlier leader had."""
+    """Those of one leader: `take_over` comes before its first turn, which tells of everything that an earlier leader had, `begun` after it."""
 
     def __init__(
         self,
@@ -52,17 +54,24 @@ class RequestTraces:
         self._scheduler = scheduler
         self._clock = clock
         self._unix_ns = unix_ns
-        self._has_begun = False
+        self._recovered: dict[bytes, RecoveredRequest] | None = None  # those that had not ended, until `begun`
         self._live: dict[bytes, _Traced] = {}
-        self._lost: dict[str, WorkerLoss] = {}  # workers lost since the last turn
+        self._lost: dict[str, WorkerLoss] = {}  # of the present turn
+
+    def take_over(self, recovered: Recovered) -> None:
+        """The first turn is about these requests."""
+        self._recovered = {item.submission.request_id: item for item in recovered.requests if item.finish is None}
 
     def begun(self) -> None:
         """What comes from now on came to this leader."""
-        self._has_begun = True
+        self._recovered = None
 
-    def worker_lost(self, address: str, loss: WorkerLoss) -> None:
-        """The requests that the next turn takes from this worker lost it."""
-        self._lost[address] = loss
+    @contextmanager
+    def losing(self, address: str, loss: WorkerLoss) -> Iterator[None]:
+        """The requests that the turn in the body takes from this worker lost it."""
+        self._lost = {address: loss}
+        yield
+        self._lost = {}
 
     def note(self, deltas: Iterable[RequestDelta]) -> None:
         """What one turn changed."""
@@ -72,7 +81,6 @@ class RequestTraces:
                 traced = self._take_in(delta, delta.submission)
             if traced is not None:
                 self._advance(traced, delta)
-        self._lost.clear()
 
     def close(self) -> None:
         """The term is over: what was under way goes on under the next leader."""
@@ -83,17 +91,18 @@ class RequestTraces:
 
     def _take_in(self, delta: RequestDelta, submission: Submission) -> _Traced | None:
         sequence = self._scheduler.request(delta.request_id)
-        if sequence is None or (delta.finish is not None and not self._has_begun):  # an earlier leader saw its end
+        earlier = self._recovered.get(delta.request_id) if self._recovered is not None else None
+        if sequence is None or (self._recovered is not None and earlier is None):  # its end was an earlier leader's to tell
             return None
-        timings = delta.timings
         phase, began_us = QUEUE, sequence.arrived_us
-        if not self._has_begun:
-            phase = DECODE if timings.ttft_us else PREFILL if timings.queue_us else QUEUE
+        if earlier is not None:
+            phase = DECODE if earlier.timings.ttft_us else PREFILL if earlier.timings.queue_us else QUEUE
             began_us = self._clock()
-        traced = _Traced(submission, sequence.arrived_us, phase, self._begin(submission, phase, began_us), delta)
-        if not self._has_begun:
-            kept = delta.status in _HOLDS_KV
-            traced.span.add_event("takeover", {"tessera.epoch": self._epoch_number, "tessera.kv_kept": kept, **_place(delta)})
+        traced = _Traced(submission, sequence.arrived_us, phase, self._begin(submission, phase, self._unix(began_us)), delta)
+        if earlier is not None:
+            kept = {"tessera.kv_kept": earlier.adoption is not None}
+            traced.span.set_attributes(_place(delta) if phase != QUEUE else {})
+            traced.span.add_event("takeover", {"tessera.epoch": self._epoch_number, **kept, **_place(delta)})
         self._live[delta.request_id] = traced
         return traced
 
@@ -136,17 +145,18 @@ class RequestTraces:
         del self._live[delta.request_id]
 
     def _next_phase(self, traced: _Traced, phase: str, at_us: int) -> None:
-        traced.span.end(self._unix(at_us))
-        traced.phase, traced.span = phase, self._begin(traced.submission, phase, at_us)
+        at_ns = self._unix(at_us)
+        traced.span.end(at_ns)
+        traced.phase, traced.span = phase, self._begin(traced.submission, phase, at_ns)
 
-    def _begin(self, submission: Submission, phase: str, at_us: int) -> Span:
+    def _begin(self, submission: Submission, phase: str, at_ns: int) -> Span:
         told: dict[str, str | int] = {
             "tessera.request_id": submission.request_id.hex(),
             "tessera.epoch": self._epoch_number,
             "gen_ai.request.id": submission.client_request_id,
             "gen_ai.usage.input_tokens": len(submission.prompt_token_ids),
         }
-        return self._tracing.begin(phase, submission.trace_context, told, began_ns=self._unix(at_us))
+        return self._tracing.begin(phase, submission.trace_context, told, began_ns=at_ns)
 
     def _unix(self, at_us: int) -> int:
         """Unix time, ns, of a moment on the scheduler's clock."""

@@ -6,6 +6,7 @@ of an earlier term can change what was read.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -141,7 +142,7 @@ class Term:
                 wake_journal=self._pump.wake,
                 may_speak=lambda: self.may_speak,
             )
-            leader.traces = self._new_traces(leader)
+            leader.traces = self._new_traces(leader, recovered)
             leader.lead(recovered, reports, senders)
             if leader.traces is not None:
                 leader.traces.begun()
@@ -154,12 +155,14 @@ class Term:
         _log.info("leading", epoch=self._epoch.number, after_ms=(now_us() - started_us) // 1000, **_counts(recovered))
         return leader
 
-    def _new_traces(self, leader: Leader) -> "RequestTraces | None":
+    def _new_traces(self, leader: Leader, recovered: Recovered) -> "RequestTraces | None":
         if self._tracing is None:
             return None
         from services.scheduler.request_traces import RequestTraces  # here: it needs OpenTelemetry
 
-        return RequestTraces(self._tracing, self._epoch.number, leader.scheduler)
+        traces = RequestTraces(self._tracing, self._epoch.number, leader.scheduler)
+        traces.take_over(recovered)
+        return traces
 
     @property
     def _traces(self) -> "RequestTraces | None":
@@ -255,9 +258,8 @@ class Term:
         if self.leader is None:
             self._gathering.worker_detached(address)
         else:
-            if self._traces is not None:
-                self._traces.worker_lost(address, loss)
-            self.leader.worker_detached(address, loss)
+            with self._traces.losing(address, loss) if self._traces is not None else nullcontext():
+                self.leader.worker_detached(address, loss)
         self._note_serving()
 
     def worker_removed(self, address: str) -> None:

@@ -2,7 +2,9 @@
 
 import pytest
 from gateway_house import max_tokens, output, read_all
+from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 
+from services.rpc.channel import open_channel
 from tessera.v1 import inference_pb2 as pb
 from tessera.values.session import Submit
 from tests.recorded_spans import SAMPLED, TRACE_ID, UNSAMPLED, RecordedSpans, attributes, id_of, parent_of, trace_of
@@ -100,3 +102,23 @@ def test_a_whole_answer_says_the_same(spans, in_house):
     said = attributes(spans.one(WHOLE))
     assert said["gen_ai.usage.output_tokens"] == 1
     assert not parent_of(spans.one(WHOLE))
+
+
+def test_a_call_at_the_engine_s_port_is_traced_too(spans, run_async, house):
+    async def scenario():
+        async with house(engine_listen="127.0.0.1:0") as h, open_channel(h.gateway.engine_address) as channel:
+            end = await h.session()
+            prompt = vllm_engine_pb2.TokenizedInput(input_ids=[1, 2])
+            request = vllm_engine_pb2.GenerateRequest(request_id="mine", tokenized=prompt, stream=True)
+            stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+            call = stub.Generate(request, metadata=(("traceparent", SAMPLED),))
+            submit = await end.hear(Submit)
+            end.send(output(submit, 0, [504, 260], max_tokens(2)))
+            await read_all(call)
+            return submit
+
+    submit = run_async(scenario())
+    span = spans.one("vllm.grpc.engine.VllmEngine/Generate")
+    assert submit.submission.trace_context == f"00-{TRACE_ID}-{id_of(span)}-01"
+    said = attributes(span)
+    assert (said["gen_ai.request.id"], said["gen_ai.usage.input_tokens"], said["gen_ai.usage.output_tokens"]) == ("mine", 2, 2)

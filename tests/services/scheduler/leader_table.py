@@ -50,6 +50,7 @@ class Table:
         self.leader = Leader(CONFIG, epoch, MODEL, last, lambda: None, clock, lambda: self.may_speak)
         if tracing is not None:
             self.leader.traces = RequestTraces(tracing, term, self.leader.scheduler, clock, lambda: 1000 * self.now_us)
+            self.leader.traces.take_over(recovered)
         self.leader.lead(recovered, {WORKER: report}, {WORKER: self.outbox.append})
         if self.leader.traces is not None:
             self.leader.traces.begun()

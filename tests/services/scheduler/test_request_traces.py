@@ -1,10 +1,12 @@
 """What a traced request waits for, as spans: of one leader, and of one after the other."""
 
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import pytest
 from core.fake_worker import FakeWorker
-from leader_table import WORKER, Gateway, Table, submission
+from leader_table import CONFIG, WORKER, Gateway, Table, submission
 
 from services.scheduler.core.worker_loss import LossKind, WorkerLoss
 from tessera.values.request import Submission
@@ -13,6 +15,21 @@ from tests.recorded_spans import PARENT_ID, SAMPLED, TRACE_ID, RecordedSpans, at
 
 def traced(number: int = 1, max_tokens: int = 8) -> Submission:
     return replace(submission(number, [5, 6, 7], max_tokens, f"mine-{number}"), trace_context=SAMPLED)
+
+
+class TickingTable(Table):
+    """Whoever looks at the clock finds it later than before."""
+
+    _now_us = 0
+
+    @property
+    def now_us(self) -> int:
+        self._now_us += 1
+        return self._now_us
+
+    @now_us.setter
+    def now_us(self, now_us: int) -> None:
+        self._now_us = now_us
 
 
 @pytest.fixture
@@ -98,7 +115,7 @@ def test_a_new_leader_goes_on_with_the_phase_under_way(spans: RecordedSpans) -> 
     assert events(span)[0] == "takeover"
     said = dict(span.events[0].attributes or {})
     assert said == {"tessera.epoch": 2, "tessera.kv_kept": True, "tessera.worker": WORKER}
-    assert attributes(span)["gen_ai.usage.output_tokens"] == 20 and attributes(span)["tessera.epoch"] == 2
+    assert attributes(span).items() >= {("gen_ai.usage.output_tokens", 20), ("tessera.epoch", 2), ("tessera.worker", WORKER)}
 
 
 def test_what_ended_before_a_takeover_is_told_by_nobody_again(spans: RecordedSpans) -> None:
@@ -122,8 +139,8 @@ def test_the_loss_of_a_worker_is_an_event(spans: RecordedSpans) -> None:
     begin(table, traced(max_tokens=20), 6)
     loss = WorkerLoss(LossKind.BROKEN, text="Connection reset")
     assert table.leader.traces is not None
-    table.leader.traces.worker_lost(WORKER, loss)
-    table.leader.worker_detached(WORKER, loss)
+    with table.leader.traces.losing(WORKER, loss):
+        table.leader.worker_detached(WORKER, loss)
     table.outbox.clear()
     table.worker.restart()
     report = table.worker.attach(table.leader.epoch, 2)
@@ -136,18 +153,41 @@ def test_the_loss_of_a_worker_is_an_event(spans: RecordedSpans) -> None:
     assert attributes(decode)["gen_ai.usage.output_tokens"] == 20
 
 
-def test_a_preemption_is_an_event(spans: RecordedSpans) -> None:
-    """A pool too small for both: one makes room, and goes on."""
-    table = Table(FakeWorker(num_blocks=8), tracing=spans.tracing)
+@pytest.mark.parametrize(("mode", "kv", "again"), [("recompute", "dropped", ["resumed"]), ("swap", "swapped", [])])
+def test_a_preemption_is_an_event(
+    mode: str, kv: str, again: list[str], spans: RecordedSpans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool too small for both: one makes room, and goes on; where its KV was swapped out, in its slot, with no attempt more."""
+    monkeypatch.setattr("leader_table.CONFIG", replace(CONFIG, preemption_mode=mode))
+    table = Table(FakeWorker(num_blocks=8, num_host_blocks=16), tracing=spans.tracing)
     for number in (1, 2):
         table.gateway().submit(traced(number, max_tokens=20))
     step(table, 100)
     preempted = [span for span in spans.ended if "preempted" in events(span)]
     assert preempted and spans.names.count("decode") == 2
     for span in preempted:
-        assert "resumed" in events(span)
-        first = next(event for event in span.events if event.name == "preempted")
-        assert dict(first.attributes or {}) == {"tessera.kv": "dropped", "tessera.worker": WORKER}
+        assert events(span) == ["preempted", *again] * events(span).count("preempted")
+        assert dict(span.events[0].attributes or {}) == {"tessera.kv": kv, "tessera.worker": WORKER}
+
+
+@pytest.mark.parametrize(("steps", "phases"), [(0, ["queue", "prefill", "decode"]), (1, ["prefill", "decode"])])
+def test_a_new_leader_goes_on_before_the_first_token(
+    steps: int, phases: list[str], spans: RecordedSpans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of several chunks, of which the worker has started none or one."""
+    monkeypatch.setattr("leader_table.CONFIG", replace(CONFIG, long_prefill_token_threshold=8))
+    old = TickingTable(tracing=RecordedSpans().tracing)
+    request = replace(traced(), prompt_token_ids=np.arange(5, 35, dtype=np.int32))
+    if not steps:
+        old.leader.hand_over()  # it takes requests in, and sends nothing
+    begin(old, request, steps, wait_ms=3)
+    old.write()
+    new = TickingTable(old.worker, old.store, term=2, tracing=spans.tracing)
+    step(new, 40)
+    assert spans.names == phases
+    assert events(spans.ended[0])[0] == "takeover"
+    for earlier, later in pairwise(spans.ended):
+        assert earlier.end_time == later.start_time
 
 
 def test_an_abort_ends_the_phase_under_way(spans: RecordedSpans) -> None:
