@@ -175,6 +175,7 @@ def test_an_overload_is_the_callers_unless_the_request_may_be_running():
     broken = answer_at()
     broken.failed(failure(), 0.0)
     assert isinstance(broken.failed(overload, 0.1), Retry), "the first try may have been taken in"
+    assert begun.failed(failure(CODE.RESOURCE_EXHAUSTED, reason="SLOW_READER"), 0.0) == GiveUp(), "nobody says that it helps"
 
 
 def test_the_next_gateway_is_asked_at_once_and_then_ever_later():
@@ -338,11 +339,11 @@ class Resuming(RuleBasedStateMachine):
         assert resume.text_offset == len(self.shown_text.encode())
 
     @precondition(lambda self: self.going_on())
-    @rule(refused=st.sampled_from(REFUSED))
-    def be_refused(self, refused):
+    @rule(refused=st.sampled_from(REFUSED), retry_after_ms=st.none() | st.integers(1, 5000))
+    def be_refused(self, refused, retry_after_ms):
         code, message, reason = refused
-        step = self.answer.failed(failure(code, message, reason), self.now_s)
-        may_be_running = self.number > 0 or self.shown_ids
+        step = self.answer.failed(failure(code, message, reason, retry_after_ms), self.now_s)
+        may_be_running = retry_after_ms and (self.number > 0 or self.shown_ids)
         assert isinstance(step, Retry if code is CODE.RESOURCE_EXHAUSTED and may_be_running and self._has_time() else GiveUp)
         self.gave_up = True  # the story of this answer is over either way
 
