@@ -23,6 +23,11 @@ _TEXTS = {
     "scheduler_wait_ms": Text("How long a request waits for a scheduler before it is UNAVAILABLE.", "MS"),
     "heartbeat_ms": Text("A scheduler silent for three of these is connected to again.", "MS"),
     "detach_grace_ms": Text("How long the request of a client that has left waits for its resume. 0 aborts it at once.", "MS"),
+    "slow_reader_ms": Text(
+        "How long a client may leave a message unread; then its stream is RESOURCE_EXHAUSTED (reason SLOW_READER). 0: for ever.",
+        "MS",
+    ),
+    "unread_tokens_max": Text("Tokens that may wait behind a message that a client leaves unread; beyond, the same.", "COUNT"),
     "max_concurrent_requests": Text("More at once are refused (RESOURCE_EXHAUSTED); of resumes, twice as many.", "COUNT"),
     "max_requests_per_principal": Text(
         "Of these, most of one principal (who a token or a certificate belongs to); of resumes, twice as many. 0: no limit of its own.",

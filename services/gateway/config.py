@@ -27,6 +27,8 @@ class GatewayConfig:
     scheduler_wait_ms: int = 10_000  # how long a new request waits for a scheduler before it is UNAVAILABLE
     heartbeat_ms: int = 500  # a session silent for three of these is opened again
     detach_grace_ms: int = 0  # how long the request of a client that has left may be resumed; 0: it is aborted
+    slow_reader_ms: int = 30_000  # how long a client may leave a message unread before its call ends; 0: for ever
+    unread_tokens_max: int = 16_384  # how many tokens may wait behind such a message
     max_concurrent_requests: int = 4096
     max_requests_per_principal: int = 0  # of these, one principal's; 0: all of them
     max_concurrent_tokens: int = 0  # that all requests may come to, prompts and outputs; 0: no limit
@@ -48,6 +50,8 @@ class GatewayConfig:
             "scheduler_wait_ms": 0,
             "heartbeat_ms": 1,
             "detach_grace_ms": 0,
+            "slow_reader_ms": 0,
+            "unread_tokens_max": 1,
             "max_concurrent_requests": 1,
             "max_requests_per_principal": 0,
             "max_concurrent_tokens": 0,

@@ -13,6 +13,7 @@ from services.gateway.metrics import gateway_metrics
 from services.gateway.running_calls import RunningCalls
 from services.gateway.servicer import SERVICE_NAME, InferenceServicer
 from services.gateway.session import SchedulerSession
+from services.gateway.slow_readers import SlowReaders
 from services.gateway.token_budget import TokenBudget
 from services.rpc.channel import use_identity
 from services.rpc.logs import configure_logs
@@ -78,7 +79,8 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
     session = SchedulerSession(config, tokenizer, standing)
     calls = RunningCalls(config.max_concurrent_requests, session.live, config.max_requests_per_principal)
     budget = TokenBudget(session.live, config.max_concurrent_tokens, config.max_tokens_per_principal)
-    servicer = InferenceServicer(session, calls, budget, config.scheduler_wait_ms / 1000, config.share_prefixes)
+    readers = SlowReaders(config.slow_reader_ms / 1000, config.unread_tokens_max, config.detach_grace_ms)
+    servicer = InferenceServicer(session, calls, budget, readers, config.scheduler_wait_ms / 1000, config.share_prefixes)
     add = inference_pb2_grpc.add_InferenceServiceServicer_to_server
     server.add(add, servicer, SERVICE_NAME, ready=False, role=Role.PUBLIC)
     if metrics is not None:
@@ -87,10 +89,11 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
     if config.engine_listen:
         from services.gateway.vllm_engine import port  # here: the protocol is an extra
 
-        services[port.SERVICE_NAME] = engine = port.engine_server(config, session, calls, budget, metrics, tracing)
+        services[port.SERVICE_NAME] = engine = port.engine_server(config, session, calls, budget, readers, metrics, tracing)
         others["engine_address"] = await engine.start()
     address = await server.start(others=others)
     sessions = asyncio.create_task(session.run())
+    looking = asyncio.create_task(readers.run())
     try:
         yield Gateway(address, session, sessions, others.get("engine_address", ""))
     finally:
@@ -102,7 +105,8 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
         await asyncio.gather(*(serves.stop(STATUS_S) for serves in services.values()))
         await session.close()
         sessions.cancel()
-        await asyncio.wait((sessions,))
+        looking.cancel()
+        await asyncio.wait((sessions, looking))
         if tracing is not None:
             await tracing.stop()
 

@@ -126,6 +126,11 @@ class RequestStream:
         self._changed.set()
 
     @property
+    def unread_tokens(self) -> int:
+        """Tokens that wait for the call to take them."""
+        return sum(len(delta.token_ids) for delta in self._pending)
+
+    @property
     def failed(self) -> bool:
         """Whether the call ends with an error."""
         return self._failure is not None

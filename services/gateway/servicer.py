@@ -26,6 +26,7 @@ from services.gateway.request_attributes import tell_answers, tell_request
 from services.gateway.request_stream import RequestStream
 from services.gateway.running_calls import RunningCalls
 from services.gateway.session import SchedulerSession, Served
+from services.gateway.slow_readers import SlowReaders
 from services.gateway.tenancy import tenant_salt
 from services.gateway.token_budget import TokenBudget
 from services.rpc.call_span import child_span, trace_context
@@ -51,6 +52,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         session: SchedulerSession,
         calls: RunningCalls,
         budget: TokenBudget,
+        readers: SlowReaders,
         scheduler_wait_s: float,
         shares_prefixes: bool = False,
     ) -> None:
@@ -59,6 +61,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._session = session
         self._calls = calls
         self._budget = budget
+        self._readers = readers
         self._scheduler_wait_s = scheduler_wait_s
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
@@ -77,13 +80,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return convert.whole_answers_to_proto(first.submission, answers, first.tokenizer)
 
     async def StreamGenerate(self, request: pb.StreamGenerateRequest, context: Any) -> None:
-        """The answer piece by piece, after a resume what is left of it; a client that reads slowly gets larger pieces."""
+        """The answer piece by piece, after a resume what is left of it; a client that reads slowly gets larger pieces, one that does not
+        read RESOURCE_EXHAUSTED."""
         with self._calls.one(is_resume=request.HasField("resume"), principal=current_principal()):
             streams = await self._start(request, context.time_remaining())
             submission, tokenizer = streams[0].submission, streams[0].tokenizer
             ends: dict[int, Delta] = {}
             try:
-                async with aclosing(merged(streams)) as pieces:
+                async with self._readers.watching(streams) as call, aclosing(merged(streams)) as pieces:
                     async for index, delta in pieces:
                         response = convert.stream_response_to_proto(submission, delta, tokenizer, index)
                         if delta.finish is not None:
@@ -91,7 +95,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                             if len(ends) == len(streams) > 1:
                                 usage = convert.total_usage(submission, [ends[number] for number in range(len(ends))])
                                 response.total_usage.CopyFrom(usage)
-                        await context.write(response)
+                        await call.write(context, response)
             finally:
                 self._leave(streams)
                 tell_answers([ends[number] for number in sorted(ends)])

@@ -88,6 +88,8 @@ async def _end(error: Exception, method: str, context: Any) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if isinstance(error, ServiceError):
+        # A client that does not read holds up its own end: nothing of what served it is to wait for that.
+        error.__traceback__ = error.__context__ = None
         code, text, trailers = status_of(error)
         _log.debug("call refused", method=method, code=code_of(error).name, reason=error.reason)
         await context.abort(code, text, trailers)

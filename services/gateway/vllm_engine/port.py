@@ -7,6 +7,7 @@ from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 from services.gateway.config import GatewayConfig
 from services.gateway.running_calls import RunningCalls
 from services.gateway.session import SchedulerSession
+from services.gateway.slow_readers import SlowReaders
 from services.gateway.token_budget import TokenBudget
 from services.gateway.vllm_engine.servicer import VllmEngineServicer
 from services.rpc.metrics_server import MetricsServer
@@ -23,11 +24,12 @@ def engine_server(
     session: SchedulerSession,
     calls: RunningCalls,
     budget: TokenBudget,
+    readers: SlowReaders,
     metrics: MetricsServer | None = None,
     tracing: "Tracing | None" = None,
 ) -> RpcServer:
     """The server, not started yet. Session and limits are those of the public API."""
     server = RpcServer(ServerConfig(config.engine_listen, receive_bytes_max=config.receive_bytes_max), metrics, tracing)
-    servicer = VllmEngineServicer(config, session, calls, budget)
+    servicer = VllmEngineServicer(config, session, calls, budget, readers)
     server.add(vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server, servicer, SERVICE_NAME, ready=False)
     return server

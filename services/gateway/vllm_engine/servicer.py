@@ -21,6 +21,7 @@ from services.gateway.request_stream import RequestStream
 from services.gateway.running_calls import RunningCalls
 from services.gateway.servicer import INLINE_BYTES_MAX
 from services.gateway.session import SchedulerSession, Served
+from services.gateway.slow_readers import SlowReaders, WatchedCall
 from services.gateway.token_budget import TokenBudget
 from services.gateway.vllm_engine import convert_answer
 from services.gateway.vllm_engine.convert_request import PROMPT_FIELDS, submission_from_proto
@@ -40,11 +41,14 @@ PRINCIPAL = ""
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     """`Generate`, `Abort`, and what a gateway asks to know the engine. A client that is gone takes its request along: nobody resumes here."""
 
-    def __init__(self, config: GatewayConfig, session: SchedulerSession, calls: RunningCalls, budget: TokenBudget) -> None:
+    def __init__(
+        self, config: GatewayConfig, session: SchedulerSession, calls: RunningCalls, budget: TokenBudget, readers: SlowReaders
+    ) -> None:
         self._config = config
         self._session = session
         self._calls = calls
         self._budget = budget
+        self._readers = readers
         self._wait_s = config.scheduler_wait_ms / 1000
         self._path = str(locate(config.model))
         self._tokenizer_files = TokenizerFiles()
@@ -57,7 +61,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         with self._calls.one(is_resume=False):
             stream = await self._start(request)
             try:
-                await (_send_pieces(stream, context) if request.stream else _send_whole(stream, context))
+                async with self._readers.watching((stream,), can_resume=False) as call:
+                    await (_send_pieces if request.stream else _send_whole)(stream, call, context)
             finally:
                 self._session.abort(stream)  # a no-op once it has ended
 
@@ -178,26 +183,26 @@ def _checked(request: Any, served: Served, max_request_len: int) -> RequestStrea
     return RequestStream(submission, output, PROMPT_FIELDS[request.WhichOneof("input")])
 
 
-async def _send_pieces(stream: RequestStream, context: Any) -> None:
+async def _send_pieces(stream: RequestStream, call: WatchedCall, context: Any) -> None:
     finished = False
     while not finished:
         delta = await stream.next_delta()
         finished = delta.finish is not None
         if delta.token_ids:
-            await context.write(convert_answer.chunk_to_proto(stream.submission, delta))
+            await call.write(context, convert_answer.chunk_to_proto(stream.submission, delta))
         if finished:
             end = replace(delta, token_ids=(), logprobs=None, prompt_logprobs=None)
             tell_answers([end])
-            await context.write(convert_answer.end_to_proto(stream.submission, end))
+            await call.write(context, convert_answer.end_to_proto(stream.submission, end))
 
 
-async def _send_whole(stream: RequestStream, context: Any) -> None:
+async def _send_whole(stream: RequestStream, call: WatchedCall, context: Any) -> None:
     deltas: list[Delta] = []
     while not deltas or deltas[-1].finish is None:
         deltas.append(await stream.next_delta())
     answer = join_deltas(deltas)
     tell_answers([answer])
-    await context.write(convert_answer.end_to_proto(stream.submission, answer))
+    await call.write(context, convert_answer.end_to_proto(stream.submission, answer))
 
 
 def _not_offered(method: str) -> NoReturn:
