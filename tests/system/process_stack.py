@@ -26,6 +26,7 @@ class StackOptions:
     worker: list[str] = field(default_factory=list)
     gateway: list[str] = field(default_factory=list)
     schedulers: int = 1
+    worker_program: str = "services.cli.main"
 
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -47,7 +48,8 @@ class Stack:
         self.redis.start()
         worker, gateway, *schedulers = (f"127.0.0.1:{port}" for port in free_ports(2 + options.schedulers))
         worker_model = options.worker_model or options.model
-        self.worker = RoleProcess("worker", ["worker", "--model", worker_model, *options.worker], worker, folder)
+        command = ["worker", "--model", worker_model, *options.worker]
+        self.worker = RoleProcess("worker", command, worker, folder, program=options.worker_program)
         command = ["scheduler", "--worker", worker, "--redis", self.redis.url, *options.scheduler]
         self.schedulers = [
             RoleProcess(f"scheduler{number or ''}", command, address, folder) for number, address in enumerate(schedulers)

@@ -31,6 +31,7 @@ class RoleProcess:
     folder: Path
     process: subprocess.Popen | None = None
     starts: int = 0
+    program: str = "services.cli.main"  # the module that takes the command line
     is_frozen: bool = False
 
     @property
@@ -59,7 +60,7 @@ class RoleProcess:
         self.ready_file.unlink(missing_ok=True)
         self.starts += 1
         command = [sys.executable, "-I", "-S", bound_process.__file__, str(os.getpid())]
-        command += [sys.executable, "-m", "services.cli.main", *self.command]
+        command += [sys.executable, "-m", self.program, *self.command]
         command += ["--listen", self.address, "--ready-file", str(self.ready_file)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

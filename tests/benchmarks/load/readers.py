@@ -21,8 +21,8 @@ WINDOW_BYTES = 1024
 """What may be on its way to a reader that pauses, on each of its streams: some twenty messages. gRPC's own is some 10,000, which are sent
 ahead whether anybody reads or not."""
 
-_OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)  # else all channels to one address share one
-_SMALL_WINDOW = (("grpc.http2.lookahead_bytes", WINDOW_BYTES), ("grpc.http2.bdp_probe", 0))
+OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)  # else all channels to one address share one
+SMALL_WINDOW = (("grpc.http2.lookahead_bytes", WINDOW_BYTES), ("grpc.http2.bdp_probe", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class _Streams:
     async def read(self) -> None:
         """For ever."""
         reading = self._reading
-        options = [_OWN_CONNECTION, *(_SMALL_WINDOW if reading.pause_s else ())]
+        options = [OWN_CONNECTION, *(SMALL_WINDOW if reading.pause_s else ())]
         channels = [grpc.aio.insecure_channel(reading.address, options=options) for _ in range(reading.connections)]
         async with asyncio.TaskGroup() as group:
             for number in range(reading.count):

@@ -16,13 +16,13 @@ KV_CACHE_BYTES = 16 << 20
 
 
 @contextmanager
-def stage(
-    gateway: Sequence[str] = (), scheduler: Sequence[str] = (), worker: Sequence[str] = (), model: str = MODEL
-) -> Iterator[Stack]:
-    """Redis, a worker with the deterministic model, a scheduler and a gateway that serve; with these options beside the defaults."""
+def stage(gateway: Sequence[str] = (), scheduler: Sequence[str] = (), paced: bool = False) -> Iterator[Stack]:
+    """Redis, a worker with the deterministic model, a scheduler and a gateway that serve; with these options beside the defaults. `paced`: a
+    step takes as long as `paced_worker` says, whatever is in it."""
     # The real tokenizer and vocabulary: the gateway's work is that of any model of this kind.
     kept = ["--kv-cache-bytes", str(KV_CACHE_BYTES), "--threads", "1"]
-    options = StackOptions(model, f"deterministic:{model}", list(scheduler), [*kept, *worker], list(gateway))
+    program = "tests.benchmarks.load.paced_worker" if paced else "services.cli.main"
+    options = StackOptions(MODEL, f"deterministic:{MODEL}", list(scheduler), kept, list(gateway), worker_program=program)
     with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), options) as stack:
         yield stack
 
