@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.tokenizer_source import load_tokenizer
+from services.gateway.call_bounds import CallBounds
 from services.gateway.config import GatewayConfig
 from services.gateway.engine_protocol import check_installed
 from services.gateway.metrics import gateway_metrics
-from services.gateway.running_calls import RunningCalls
 from services.gateway.servicer import SERVICE_NAME, InferenceServicer
 from services.gateway.session import SchedulerSession
-from services.gateway.slow_readers import SlowReaders
-from services.gateway.token_budget import TokenBudget
 from services.rpc.channel import use_identity
 from services.rpc.logs import configure_logs
 from services.rpc.metrics_server import MetricsServer
@@ -77,30 +75,28 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
             serves.health.set_ready(name, ready)
 
     session = SchedulerSession(config, tokenizer, standing)
-    calls = RunningCalls(config.max_concurrent_requests, session.live, config.max_requests_per_principal)
-    budget = TokenBudget(session.live, config.max_concurrent_tokens, config.max_tokens_per_principal)
-    readers = SlowReaders(config.slow_reader_ms / 1000, config.unread_tokens_max, config.detach_grace_ms)
-    servicer = InferenceServicer(session, calls, budget, readers, config.scheduler_wait_ms / 1000, config.share_prefixes)
+    bounds = CallBounds.of(config, session.live)
+    servicer = InferenceServicer(session, bounds, config.scheduler_wait_ms / 1000, config.share_prefixes)
     add = inference_pb2_grpc.add_InferenceServiceServicer_to_server
     server.add(add, servicer, SERVICE_NAME, ready=False, role=Role.PUBLIC)
     if metrics is not None:
-        metrics.show(partial(gateway_metrics, session, calls))
+        metrics.show(partial(gateway_metrics, session, bounds.calls))
     others: dict[str, str] = {}
     if config.engine_listen:
         from services.gateway.vllm_engine import port  # here: the protocol is an extra
 
-        services[port.SERVICE_NAME] = engine = port.engine_server(config, session, calls, budget, readers, metrics, tracing)
+        services[port.SERVICE_NAME] = engine = port.engine_server(config, session, bounds, metrics, tracing)
         others["engine_address"] = await engine.start()
     address = await server.start(others=others)
     sessions = asyncio.create_task(session.run())
-    looking = asyncio.create_task(readers.run())
+    looking = asyncio.create_task(bounds.readers.run())
     try:
         yield Gateway(address, session, sessions, others.get("engine_address", ""))
     finally:
         for serves in services.values():
             serves.health.drain()
         session.drain()
-        await calls.all_ended(0 if sessions.done() else config.drain_grace_s)
+        await bounds.calls.all_ended(0 if sessions.done() else config.drain_grace_s)
         await _end_streams(session)
         await asyncio.gather(*(serves.stop(STATUS_S) for serves in services.values()))
         await session.close()

@@ -19,16 +19,14 @@ from gateway.several_answers import ANSWERS_MAX, all_answers, answer_id
 from gateway.token_count import output_tokens_max
 from gateway.validation import validate
 from services.gateway import convert
+from services.gateway.call_bounds import CallBounds
 from services.gateway.convert_chat import conversation_from_proto
 from services.gateway.merged_streams import merged
 from services.gateway.refusals import refusal_of
 from services.gateway.request_attributes import tell_answers, tell_request
 from services.gateway.request_stream import RequestStream
-from services.gateway.running_calls import RunningCalls
 from services.gateway.session import SchedulerSession, Served
-from services.gateway.slow_readers import SlowReaders
 from services.gateway.tenancy import tenant_salt
-from services.gateway.token_budget import TokenBudget
 from services.rpc.call_span import child_span, trace_context
 from services.rpc.caller import current_principal
 from services.rpc.errors import NotFound
@@ -50,23 +48,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(
         self,
         session: SchedulerSession,
-        calls: RunningCalls,
-        budget: TokenBudget,
-        readers: SlowReaders,
+        bounds: CallBounds,
         scheduler_wait_s: float,
         shares_prefixes: bool = False,
     ) -> None:
         """`shares_prefixes`: principals may find each other's prompts in the prefix cache."""
         self._shares_prefixes = shares_prefixes
         self._session = session
-        self._calls = calls
-        self._budget = budget
-        self._readers = readers
+        self._bounds = bounds
         self._scheduler_wait_s = scheduler_wait_s
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         """The whole answer."""
-        with self._calls.one(is_resume=False, principal=current_principal()):
+        with self._bounds.calls.one(is_resume=False, principal=current_principal()):
             streams = await self._start(request, context.time_remaining())
             deltas: list[list[Delta]] = [[] for _ in streams]
             try:
@@ -82,12 +76,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def StreamGenerate(self, request: pb.StreamGenerateRequest, context: Any) -> None:
         """The answer piece by piece, after a resume what is left of it; a client that reads slowly gets larger pieces, one that does not
         read RESOURCE_EXHAUSTED."""
-        with self._calls.one(is_resume=request.HasField("resume"), principal=current_principal()):
+        with self._bounds.calls.one(is_resume=request.HasField("resume"), principal=current_principal()):
             streams = await self._start(request, context.time_remaining())
             submission, tokenizer = streams[0].submission, streams[0].tokenizer
             ends: dict[int, Delta] = {}
             try:
-                async with self._readers.watching(streams) as call, aclosing(merged(streams)) as pieces:
+                async with self._bounds.readers.watching(streams) as call, aclosing(merged(streams)) as pieces:
                     async for index, delta in pieces:
                         response = convert.stream_response_to_proto(submission, delta, tokenizer, index)
                         if delta.finish is not None:
@@ -191,23 +185,23 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def _check_least(self, generation: pb.Generation, model: ServedModel, is_resume: bool) -> None:
         """Refuse what has no room before its prompt is read, which may be long. Raises what `TokenBudget.check` raises."""
         principal, of_one = current_principal(), convert.least_tokens_of(generation, model, 1)
-        limit = self._budget.request_len_max(principal)
+        limit = self._bounds.tokens.request_len_max(principal)
         field = convert.MAX_TOKENS_FIELD if limit is not None and of_one > limit else f"{GENERATION}n"
-        self._budget.check(principal, convert.least_tokens_of(generation, model, max(1, generation.n)), is_resume, field)
+        self._bounds.tokens.check(principal, convert.least_tokens_of(generation, model, max(1, generation.n)), is_resume, field)
 
     def _reserve(self, streams: list[RequestStream], model: ServedModel, is_resume: bool) -> None:
         """Count what the answers may come to. Raises what `TokenBudget.check` raises."""
         first, principal = streams[0], current_principal()
         for one in streams:
             one.num_reserved = output_tokens_max(one.submission, model.info.max_model_len)
-        prompt_len, limit = len(first.submission.prompt_token_ids), self._budget.request_len_max(principal)
+        prompt_len, limit = len(first.submission.prompt_token_ids), self._bounds.tokens.request_len_max(principal)
         first.num_reserved += prompt_len
         field = convert.MAX_TOKENS_FIELD
         if limit is not None and prompt_len >= limit:
             field = first.prompt_field
         elif limit is not None and first.num_reserved <= limit:
             field = f"{GENERATION}n"
-        self._budget.check(principal, sum(one.num_reserved for one in streams), is_resume, field)
+        self._bounds.tokens.check(principal, sum(one.num_reserved for one in streams), is_resume, field)
 
     def _leave(self, streams: list[RequestStream]) -> None:
         for stream in streams:

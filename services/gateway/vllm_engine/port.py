@@ -4,11 +4,9 @@ from typing import TYPE_CHECKING
 
 from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 
+from services.gateway.call_bounds import CallBounds
 from services.gateway.config import GatewayConfig
-from services.gateway.running_calls import RunningCalls
 from services.gateway.session import SchedulerSession
-from services.gateway.slow_readers import SlowReaders
-from services.gateway.token_budget import TokenBudget
 from services.gateway.vllm_engine.servicer import VllmEngineServicer
 from services.rpc.metrics_server import MetricsServer
 from services.rpc.server import RpcServer, ServerConfig
@@ -22,14 +20,12 @@ SERVICE_NAME: str = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"].fu
 def engine_server(
     config: GatewayConfig,
     session: SchedulerSession,
-    calls: RunningCalls,
-    budget: TokenBudget,
-    readers: SlowReaders,
+    bounds: CallBounds,
     metrics: MetricsServer | None = None,
     tracing: "Tracing | None" = None,
 ) -> RpcServer:
     """The server, not started yet. Session and limits are those of the public API."""
     server = RpcServer(ServerConfig(config.engine_listen, receive_bytes_max=config.receive_bytes_max), metrics, tracing)
-    servicer = VllmEngineServicer(config, session, calls, budget, readers)
+    servicer = VllmEngineServicer(config, session, bounds)
     server.add(vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server, servicer, SERVICE_NAME, ready=False)
     return server

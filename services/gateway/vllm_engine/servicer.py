@@ -14,15 +14,14 @@ from gateway.delta import Delta, join_deltas
 from gateway.errors import GatewayError
 from gateway.output_stream import OutputStream
 from gateway.token_count import least_tokens, output_tokens_max
+from services.gateway.call_bounds import CallBounds
 from services.gateway.config import GatewayConfig
 from services.gateway.refusals import refusal_of
 from services.gateway.request_attributes import tell_answers, tell_request
 from services.gateway.request_stream import RequestStream
-from services.gateway.running_calls import RunningCalls
 from services.gateway.servicer import INLINE_BYTES_MAX
 from services.gateway.session import SchedulerSession, Served
-from services.gateway.slow_readers import SlowReaders, WatchedCall
-from services.gateway.token_budget import TokenBudget
+from services.gateway.slow_readers import WatchedCall
 from services.gateway.vllm_engine import convert_answer
 from services.gateway.vllm_engine.convert_request import PROMPT_FIELDS, submission_from_proto
 from services.gateway.vllm_engine.kv_event_stream import KvEventStream
@@ -41,14 +40,10 @@ PRINCIPAL = ""
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     """`Generate`, `Abort`, and what a gateway asks to know the engine. A client that is gone takes its request along: nobody resumes here."""
 
-    def __init__(
-        self, config: GatewayConfig, session: SchedulerSession, calls: RunningCalls, budget: TokenBudget, readers: SlowReaders
-    ) -> None:
+    def __init__(self, config: GatewayConfig, session: SchedulerSession, bounds: CallBounds) -> None:
         self._config = config
         self._session = session
-        self._calls = calls
-        self._budget = budget
-        self._readers = readers
+        self._bounds = bounds
         self._wait_s = config.scheduler_wait_ms / 1000
         self._path = str(locate(config.model))
         self._tokenizer_files = TokenizerFiles()
@@ -58,10 +53,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def Generate(self, request: Any, context: Any) -> None:
         """Chunks and one `complete`, or, where `stream` is not set, the `complete` alone with everything."""
         self._last_request_s = time.time()
-        with self._calls.one(is_resume=False):
+        with self._bounds.calls.one(is_resume=False):
             stream = await self._start(request)
             try:
-                async with self._readers.watching((stream,), can_resume=False) as call:
+                async with self._bounds.readers.watching((stream,), can_resume=False) as call:
                     await (_send_pieces if request.stream else _send_whole)(stream, call, context)
             finally:
                 self._session.abort(stream)  # a no-op once it has ended
@@ -154,7 +149,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         is_light, len_max = request.ByteSize() <= INLINE_BYTES_MAX, self._request_len_max(served)
         params = request.sampling_params
         least = least_tokens(params.max_tokens if params.HasField("max_tokens") else 1, 1, served.model.info.max_model_len)
-        self._budget.check(PRINCIPAL, least, is_resume=False, field=MAX_TOKENS_FIELD)
+        self._bounds.tokens.check(PRINCIPAL, least, is_resume=False, field=MAX_TOKENS_FIELD)
         try:
             stream = (
                 _checked(request, served, len_max) if is_light else await asyncio.to_thread(_checked, request, served, len_max)
@@ -166,13 +161,13 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         prompt_len = len(stream.submission.prompt_token_ids)
         stream.num_reserved = prompt_len + output_tokens_max(stream.submission, served.model.info.max_model_len)
         field = stream.prompt_field if prompt_len >= len_max else MAX_TOKENS_FIELD
-        self._budget.check(PRINCIPAL, stream.num_reserved, is_resume=False, field=field)
+        self._bounds.tokens.check(PRINCIPAL, stream.num_reserved, is_resume=False, field=field)
         self._session.submit(stream)
         return stream
 
     def _request_len_max(self, served: Served) -> int:
         """What a request without `max_tokens` may grow to: the limits of this gateway are limits as well."""
-        lens = (served.max_request_len, served.model.info.max_model_len, self._budget.request_len_max(PRINCIPAL))
+        lens = (served.max_request_len, served.model.info.max_model_len, self._bounds.tokens.request_len_max(PRINCIPAL))
         return min(length for length in lens if length is not None)
 
 
