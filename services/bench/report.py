@@ -1,5 +1,6 @@
 """A level's figures as text for people: one level in full, or a row for each of several."""
 
+import math
 from collections.abc import Iterable, Iterator
 
 from services.bench.figures import Figures, Spread
@@ -63,9 +64,10 @@ def warnings_of(figures: Figures) -> Iterator[str]:
         yield f"{_requests(figures.num_skipped)} left out, being longer than the model has room for"
     for status, message in figures.messages.items():
         yield f"the first {_status(status)} said: {message}" if message else f"the first {_status(status)} said nothing"
-    if figures.lag_ms is not None and figures.lag_ms.p99 > LAG_WARNED_MS:
+    lag_ms = figures.lag_ms if math.isfinite(figures.load_value) else None  # "all at once" cannot but be one after the other
+    if lag_ms is not None and lag_ms.p99 > LAG_WARNED_MS:
         yield (
-            f"this client sent late (p99 {figures.lag_ms.p99:.0f} ms): the load was not what was asked for; give it a core of its own, or "
+            f"this client sent late (p99 {lag_ms.p99:.0f} ms): the load was not what was asked for; give it a core of its own, or "
             "share the rate between several"
         )
     if figures.client_cpu > CLIENT_CPU_WARNED:

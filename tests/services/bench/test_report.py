@@ -1,5 +1,6 @@
 """The report as people see it, letter by letter."""
 
+import math
 from dataclasses import replace
 
 from outcomes import answered, failed
@@ -67,6 +68,11 @@ def test_what_makes_figures_other_than_they_seem_is_said() -> None:
         "the first rejected said: the queue is full",
         "this client sent late (p99 248 ms): the load was not what was asked for; give it a core of its own, or share the rate between several",
     ]
+
+
+def test_all_at_once_cannot_be_late() -> None:
+    figures = replace(figures_of(LEVEL), num_cut=0, num_skipped=0, messages={}, load_value=math.inf)
+    assert figures.lag_ms is not None and list(warnings_of(figures)) == []
 
 
 def test_a_client_that_is_the_bottleneck_is_said() -> None:
