@@ -148,6 +148,10 @@ bench-slow-readers: setup ## Measure what clients that do not read cost one that
 bench-invariant: setup ## Measure what the batch-invariant mode costs (minutes; ARGS=--help; ends with a JSON line)
 	@$(BIN)/python tests/benchmarks/invariant.py $(ARGS)
 
+.PHONY: bench-serve
+bench-serve: setup ## Put `tessera bench` on a `tessera up`: many at once, long prompts, a shared prefix (minutes; ARGS=--help; ends with a JSON line)
+	@$(BIN)/python tests/benchmarks/serving.py $(ARGS)
+
 .PHONY: bench-sampling
 bench-sampling: setup ## Measure what sampling costs per step, 256 rows of 128,000 ids (two minutes; ARGS=--help)
 	@$(BIN)/python tests/benchmarks/sampling.py $(ARGS)

@@ -1,56 +1,62 @@
-"""Tokens per second of the whole system on this machine: run `python tests/benchmarks/serving.py`.
+"""Tokens per second of the whole system on this machine: run `make bench-serve`.
 
-Starts `tessera up`, then sends c requests at once, each 128 random token ids in and 128 tokens out (greedy, EOS ignored), for c = 1, 8, 32, in
-several rounds with other prompts. Client, gateway, scheduler, Redis and worker share the machine's cores.
+Starts `tessera up` and puts `tessera bench` on it, in several rounds with other prompts: requests that all come at once, greedy, EOS ignored.
+Client, gateway, scheduler, Redis and worker share the machine's cores.
 """
 
 import argparse
 import contextlib
 import json
-import random
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 from tessera.client import Client, TesseraError
 
-PROMPT_LEN = 128
-OUTPUT_LEN = 128
-CONCURRENCY = (1, 8, 32)
 START_TIMEOUT_S = 120
 
 
-@dataclass
-class Stream:
-    """When the tokens of one answer came."""
+@dataclass(frozen=True)
+class Load:
+    """So many requests at once, of these lengths in tokens."""
 
-    sent_s: float
-    token_s: list[float] = field(default_factory=list)
+    name: str
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    shared_prefix_tokens: int = 0
 
     @property
-    def ttft_ms(self) -> float:
-        return 1000 * (self.token_s[0] - self.sent_s)
+    def options(self) -> list[str]:
+        """Of `tessera bench`."""
+        lengths = {"input": self.input_tokens, "output": self.output_tokens, "shared-prefix": self.shared_prefix_tokens}
+        given = [text for name, tokens in lengths.items() for text in (f"--{name}-tokens", str(tokens))]
+        return ["--rate", "inf", "--requests", str(self.requests), "--warmup", "1", *given]
 
-    @property
-    def tpot_ms(self) -> float:
-        return 1000 * (self.token_s[-1] - self.token_s[0]) / (len(self.token_s) - 1)
+
+LOADS = (
+    Load("c1", 1, 128, 128),
+    Load("c8", 8, 128, 128),
+    Load("c32", 32, 128, 128),
+    Load("long_prompts", 8, 512, 16),
+    Load("shared_prefix", 32, 32, 32, shared_prefix_tokens=512),
+)
 
 
 @contextlib.contextmanager
-def system() -> Iterator[str]:
+def system(arguments: list[str]) -> Iterator[str]:
     """A running system; its public address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     with tempfile.TemporaryDirectory() as data:
-        command = [str(Path(sys.executable).with_name("tessera")), "up", "--prompt", "", "--data", data, "--listen", address]
+        command = [*TESSERA, "up", "--prompt", "", "--data", data, "--listen", address, *arguments]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             _wait_served(address)
@@ -58,6 +64,9 @@ def system() -> Iterator[str]:
         finally:
             process.terminate()
             process.wait()
+
+
+TESSERA = (sys.executable, "-m", "services.cli.main")
 
 
 def _wait_served(address: str) -> None:
@@ -73,45 +82,49 @@ def _wait_served(address: str) -> None:
                 time.sleep(0.2)
 
 
-def run(client: Client, count: int, rng: random.Random) -> tuple[float, list[Stream]]:
-    """`count` requests at once: seconds until the last ended, and the streams."""
-    streams = [Stream(time.monotonic()) for _ in range(count)]
-
-    def read(stream: Stream, prompt: list[int]) -> None:
-        stream.sent_s = time.monotonic()
-        for piece in client.stream(prompt, temperature=0.0, max_tokens=OUTPUT_LEN, ignore_eos=True):
-            stream.token_s += [time.monotonic()] * len(piece.token_ids)
-
-    prompts = [[rng.randrange(300, 40_000) for _ in range(PROMPT_LEN)] for _ in streams]
-    threads = [threading.Thread(target=read, args=pair) for pair in zip(streams, prompts, strict=True)]
-    began_s = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return time.monotonic() - began_s, streams
+def measured(address: str, load: Load, seed: int) -> dict[str, Any]:
+    """The figures of one round, as `tessera bench` tells them. Raises where a request failed."""
+    command = [*TESSERA, "bench", "--gateway", address, "--seed", str(seed), *load.options]
+    out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    (level,) = json.loads(out.splitlines()[-1])["levels"]
+    if level["num_ok"] != load.requests:
+        raise RuntimeError(f"{load.name}: {level['num_ok']} of {load.requests} requests were answered: {level['messages']}")
+    figures: dict[str, Any] = level
+    return figures
 
 
 def main() -> None:
     """Print a table, and the figures as one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="what `tessera up` serves")
     arguments = parser.parse_args()
     figures: dict[str, dict[str, float]] = {}
-    rng = random.Random(1)
-    with system() as address, Client(address) as client:
+    with system(["--model", arguments.model]) as address:
         print(
-            f"{'requests':>8} {'output tokens/s':>24} {'TTFT ms':>9} {'TPOT ms':>9}   (median, spread over {arguments.rounds} rounds)"
+            f"{'load':<14} {'requests':>8} {'in':>9} {'out':>4} {'output tokens/s':>24} {'TTFT ms':>9} {'p99':>7} {'TPOT ms':>9} {'ITL p99':>8}"
+            f"   (median of {arguments.rounds} rounds, rate with its spread)"
         )
-        for count in CONCURRENCY:
-            rounds = [run(client, count, rng) for _ in range(arguments.rounds)]
-            rates = [count * OUTPUT_LEN / seconds for seconds, _ in rounds]
-            ttft = statistics.fmean(stream.ttft_ms for _, streams in rounds for stream in streams)
-            tpot = statistics.fmean(stream.tpot_ms for _, streams in rounds for stream in streams)
-            rate = statistics.median(rates)
-            print(f"{count:>8} {rate:>10.1f} ({min(rates):.1f} to {max(rates):.1f}) {ttft:>9.0f} {tpot:>9.1f}")
-            figures[f"c{count}"] = {"tokens_per_s": round(rate, 1), "ttft_ms": round(ttft), "tpot_ms": round(tpot, 1)}
-    print(json.dumps({"benchmark": "serving", "precision": "f32", **figures}))
+        for load in LOADS:
+            rounds = [measured(address, load, seed) for seed in range(arguments.rounds)]
+            figures[load.name] = _shown(load, rounds)
+    print(json.dumps({"benchmark": "serving", "model": arguments.model, "precision": "f32", **figures}))
+
+
+def _shown(load: Load, rounds: list[dict[str, Any]]) -> dict[str, float]:
+    rates = [level["output_tokens_per_s"] for level in rounds]
+    rate = statistics.median(rates)
+    ttft, tpot = (statistics.median(level[name]["mean"] for level in rounds) for name in ("ttft_ms", "tpot_ms"))
+    ttft_p99, itl_p99 = (statistics.median(level[name]["p99"] for level in rounds) for name in ("ttft_ms", "itl_ms"))
+    prompt = f"{load.shared_prefix_tokens}+{load.input_tokens}" if load.shared_prefix_tokens else str(load.input_tokens)
+    spread = f"{rate:.1f} ({min(rates):.1f} to {max(rates):.1f})"
+    print(
+        f"{load.name:<14} {load.requests:>8} {prompt:>9} {load.output_tokens:>4} {spread:>24} {ttft:>9.0f} {ttft_p99:>7.0f} {tpot:>9.1f} "
+        f"{itl_p99:>8.1f}",
+        flush=True,
+    )
+    told = {"tokens_per_s": rate, "ttft_ms": ttft, "ttft_p99_ms": ttft_p99, "tpot_ms": tpot, "itl_p99_ms": itl_p99}
+    return {name: round(value, 1) for name, value in told.items()}
 
 
 if __name__ == "__main__":
