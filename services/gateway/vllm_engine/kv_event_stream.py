@@ -13,6 +13,9 @@ from smg_grpc_proto.generated import common_pb2 as pb
 from gateway.cached_blocks import CachedBlock, CacheEvent, Cleared, Removed, Stored
 from services.gateway.cache_feed import Told
 
+START_MAX = 2**63
+"""A stream that goes on from here will not come to the end of the numbers."""
+
 BATCH_BLOCKS = 512
 """A batch tells of about so many at most: some 50 KB."""
 

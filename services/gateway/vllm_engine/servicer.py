@@ -24,10 +24,10 @@ from services.gateway.session import SchedulerSession, Served
 from services.gateway.slow_readers import WatchedCall
 from services.gateway.vllm_engine import convert_answer
 from services.gateway.vllm_engine.convert_request import PROMPT_FIELDS, submission_from_proto
-from services.gateway.vllm_engine.kv_event_stream import KvEventStream
+from services.gateway.vllm_engine.kv_event_stream import START_MAX, KvEventStream
 from services.gateway.vllm_engine.tokenizer_files import TokenizerFiles
 from services.rpc.call_span import trace_context
-from services.rpc.errors import ServiceError, Unimplemented
+from services.rpc.errors import FieldViolation, InvalidArgument, ServiceError, Unimplemented
 from tessera.values.known_models import locate
 from tessera.values.load import GroupLoad
 
@@ -108,9 +108,15 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def SubscribeKvEvents(self, request: Any, context: Any) -> None:
         """What the workers' prefix caches hold, as far as prompts from this port find it: a snapshot, then what changes. Ends when this
         gateway is to end."""
+        start = request.start_sequence_number
+        if start > START_MAX:
+            violation = FieldViolation(
+                "start_sequence_number", f"is {start}; at most {START_MAX} is taken: numbers go on from there"
+            )
+            raise InvalidArgument((violation,))
         with self._session.cache_feed.listener() as listener:
             await context.send_initial_metadata(())  # its caller waits for that, however long the first batch takes
-            stream = KvEventStream(request.start_sequence_number)
+            stream = KvEventStream(start)
             while (told := await listener.next()) is not None:
                 for batch in stream.batches(told):
                     await context.write(batch)

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 import numpy as np
-from gateway_house import read_all, refused
+from gateway_house import read_all, reason_and_fields, refused
 from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
@@ -183,6 +183,21 @@ def test_a_stream_ends_when_its_gateway_does(run_async, house):
             assert [await call.code() for call in calls] == [grpc.StatusCode.OK] * 2
             error = await refused(stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()))
             assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+    run_async(scenario())
+
+
+def test_numbers_that_would_come_to_their_end_are_refused(run_async, house):
+    async def scenario():
+        async with engine(house) as (_, end, stub):
+            error = await refused(Subscriber(stub, start=2**64 - 1).call)
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert reason_and_fields(error)[1] == ["start_sequence_number"]
+            subscriber = Subscriber(stub, start=2**63)
+            await end.hear(WatchKv)
+            end.say(WHOLE)
+            assert (await subscriber.read()).sequence_number == 2**63 + 1
+            subscriber.call.cancel()
 
     run_async(scenario())
 
