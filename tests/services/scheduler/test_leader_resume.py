@@ -56,6 +56,31 @@ def test_a_resume_at_another_gateway_goes_on_behind_what_the_client_has(table: T
     assert table.leader.scheduler.request(resumed.request_id) is None
 
 
+@pytest.mark.parametrize("same_gateway", [False, True])
+def test_several_answers_asked_for_twice_are_those_of_who_asked_first(table: Table, same_gateway: bool) -> None:
+    def answers(first_number: int) -> list[Submission]:
+        numbers = range(first_number, first_number + 3)
+        requests = [submission(number, [5, 6, 7], 20, f"mine {index}") for index, number in enumerate(numbers)]
+        return [replace(request, fork_of=requests[0].request_id) for request in requests]
+
+    first, asked = table.gateway(), answers(1)
+    for request in asked:
+        first.submit(request)
+    table.run(3)
+    second = first if same_gateway else table.gateway()
+    for request in (retried := answers(11)):
+        second.submit(request)
+    refused = [message for message in second.read() if isinstance(message, Rejected)]
+    assert [(item.request_id, item.reason) for item in refused] == [
+        (request.request_id, RejectReason.ALREADY_EXISTS) for request in retried
+    ]
+    for request in retried:  # their call ends, and takes leave of what is refused
+        table.leader.heard(second.session, Abort(request.request_id, 0))
+    table.run()
+    assert not [message for message in first.read() if isinstance(message, TakenOver)]
+    assert all(first.tokens[request.request_id] == expected(request) for request in asked)
+
+
 @pytest.mark.parametrize("another", [False, True])
 def test_a_hello_takes_nothing_from_a_retry_at_another_gateway(table: Table, another: bool) -> None:
     """The number is the same: the retry came later than what the first gateway held as its session broke. Its own new session wins."""
