@@ -346,6 +346,7 @@ class SchedulerSession:
                 self._served = replace(self._served, max_request_len=max_request_len)
             case GroupLoad():
                 self.load = message
+                self.cache_feed.tell_load(message)
             case _:
                 assert isinstance(message, Heartbeat), message
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from smg_grpc_proto import vllm_engine_pb2 as pb
+from smg_grpc_proto.generated import common_pb2
 
 from gateway.delta import Delta, PublicReason
 from services.gateway.session import Served
@@ -84,6 +85,27 @@ def load_to_proto(load: GroupLoad) -> Any:
         max_running_requests=load.max_running,
         num_waiting_uncached_tokens=min(load.num_waiting_uncached_tokens, INT32_MAX),
     )
+
+
+def load_record_to_proto(load: GroupLoad, age_ms: int, number: int, alone: bool) -> Any:
+    """The same for the stream of events; what no router chooses by comes only with a record that is `alone`."""
+    same = load_to_proto(load)
+    record = common_pb2.EngineLoad(
+        running_requests=same.num_running_reqs,
+        waiting_requests=same.num_waiting_reqs,
+        waiting_uncached_tokens=load.num_waiting_uncached_tokens,
+        token_usage=same.token_usage,
+        active_token_usage=same.token_usage,  # what the prefix cache alone keeps is not in it
+        gen_throughput=same.gen_throughput,
+        max_running_requests=same.max_running_requests,
+        age_ms=age_ms,
+        sample=number,
+        load_only=alone,
+    )
+    if alone:
+        record.cache_hit_rate = same.cache_hit_rate
+        record.num_used_tokens, record.max_total_num_tokens = same.num_used_tokens, same.max_total_num_tokens
+    return record
 
 
 def _counts(submission: Submission, delta: Delta) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from smg_grpc_proto.generated import common_pb2 as pb
 
 from gateway.cached_blocks import CachedBlock, CacheEvent, Cleared, Removed, Stored
 from services.gateway.cache_feed import Told
+from services.gateway.vllm_engine.convert_answer import load_record_to_proto
 
 START_MAX = 2**63
 """A stream that goes on from here will not come to the end of the numbers."""
@@ -21,13 +22,24 @@ BATCH_BLOCKS = 512
 
 
 class KvEventStream:
-    """One subscriber's. `start`: the last number that it knows."""
+    """One subscriber's. `start`: the last number that it knows. The load comes with every batch, and in batches of its own, which repeat the last
+    number; before the first batch, numbered 0, only where `takes_load_first`: others would take that for a repetition."""
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, takes_load_first: bool = False) -> None:
         self._number = start
+        self._takes_load_first = takes_load_first
+        self._has_begun = False
+        self._num_loads = 0
 
     def batches(self, told: Told) -> Iterator[Any]:
         """What is told, as KvEventBatch messages."""
+        if told.is_load_alone:
+            if told.load is not None and (self._has_begun or self._takes_load_first):
+                number = self._number if self._has_begun else 0
+                yield pb.KvEventBatch(
+                    sequence_number=number, timestamp=time.time(), dp_rank=0, load=self._load(told, alone=True)
+                )
+            return
         groups = list(_grouped(told.events))
         if told.is_whole:
             num_blocks = sum(len(event.blocks) for event in told.events if isinstance(event, Stored))
@@ -36,17 +48,26 @@ class KvEventStream:
                 events = [pb.KvCacheEvent(cleared=pb.KvCacheCleared())] if index == 0 else []
                 events += map(_event_to_proto, group)
                 snapshot = pb.KvSnapshotChunk(index=index, count=len(groups), blocks=num_blocks)
-                yield self._batch(events, snapshot)
+                yield self._batch(told, events, snapshot)
             return
         for group in groups:
-            yield self._batch(list(map(_event_to_proto, group)), None)
+            yield self._batch(told, list(map(_event_to_proto, group)), None)
 
-    def _batch(self, events: list[Any], snapshot: Any) -> Any:
+    def _batch(self, told: Told, events: list[Any], snapshot: Any) -> Any:
         self._number += 1
+        self._has_begun = True
         if snapshot is None:
             for event in events:
                 event.event_id = self._number
-        return pb.KvEventBatch(sequence_number=self._number, timestamp=time.time(), events=events, dp_rank=0, snapshot=snapshot)
+        load = self._load(told, alone=False) if told.load is not None else None
+        return pb.KvEventBatch(
+            sequence_number=self._number, timestamp=time.time(), events=events, dp_rank=0, snapshot=snapshot, load=load
+        )
+
+    def _load(self, told: Told, alone: bool) -> Any:
+        assert told.load is not None, "there is a load to tell"
+        self._num_loads += 1
+        return load_record_to_proto(told.load, told.load_age_ms, self._num_loads, alone)
 
 
 def _grouped(events: list[Stored] | list[CacheEvent]) -> Iterator[list[CacheEvent]]:

@@ -106,8 +106,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             await context.write(common_pb2.GetTokenizerChunk(data=data, sha256=sha256))
 
     async def SubscribeKvEvents(self, request: Any, context: Any) -> None:
-        """What the workers' prefix caches hold, as far as prompts from this port find it: a snapshot, then what changes. Ends when this
-        gateway is to end."""
+        """What the workers' prefix caches hold, as far as prompts from this port find it: a snapshot, then what changes; and the
+        group's load. Ends when this gateway is to end."""
         start = request.start_sequence_number
         if start > START_MAX:
             violation = FieldViolation(
@@ -116,7 +116,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             raise InvalidArgument((violation,))
         with self._session.cache_feed.listener() as listener:
             await context.send_initial_metadata(())  # its caller waits for that, however long the first batch takes
-            stream = KvEventStream(start)
+            stream = KvEventStream(start, request.load_records_before_first_batch)
             while (told := await listener.next()) is not None:
                 for batch in stream.batches(told):
                     await context.write(batch)

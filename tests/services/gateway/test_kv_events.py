@@ -15,6 +15,7 @@ from services.gateway.cache_feed import CacheFeed
 from services.gateway.vllm_engine import kv_event_stream
 from services.rpc.channel import open_channel
 from tessera.values.kv_events import KvEvents, PoolChange, WatchKv
+from tessera.values.load import GroupLoad
 from tests.kv_follower import Follower
 
 ROOT = 7
@@ -183,6 +184,43 @@ def test_a_stream_ends_when_its_gateway_does(run_async, house):
             assert [await call.code() for call in calls] == [grpc.StatusCode.OK] * 2
             error = await refused(stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()))
             assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+    run_async(scenario())
+
+
+def test_the_load_comes_with_events_and_between_them(run_async, house):
+    async def scenario():
+        async with engine(house) as (_, end, stub):
+            early = stub.SubscribeKvEvents(
+                common_pb2.SubscribeKvEventsRequest(start_sequence_number=7, load_records_before_first_batch=True)
+            )
+            await early.initial_metadata()
+            late = stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest(start_sequence_number=7))
+            await late.initial_metadata()
+            end.say(GroupLoad(1, 2, 3, used_kv_tokens=32, total_kv_tokens=128, prefix_hit_rate=0.5, max_running=8))
+            first = await early.read()
+            assert first.sequence_number == 0 and not first.events and not first.HasField("snapshot")
+            load = first.load
+            assert (load.load_only, load.running_requests, load.waiting_requests, load.max_running_requests) == (True, 1, 5, 8)
+            assert (load.token_usage, load.active_token_usage, load.cache_hit_rate, load.num_used_tokens) == (
+                0.25,
+                0.25,
+                0.5,
+                32,
+            )
+            end.say(WHOLE)
+            told = [await early.read(), await late.read()]
+            assert [batch.sequence_number for batch in told] == [8, 8], "nothing came before it where nothing was asked for"
+            assert all(batch.events and batch.load.running_requests == 1 and not batch.load.load_only for batch in told)
+            assert not told[0].load.HasField("cache_hit_rate") and told[0].load.sample == 2
+            end.say(GroupLoad(4))
+            again = [await early.read(), await late.read()]
+            assert [(batch.sequence_number, batch.load.load_only, batch.load.running_requests) for batch in again] == [
+                (8, True, 4)
+            ] * 2
+            assert again[0].load.sample == 3
+            early.cancel()
+            late.cancel()
 
     run_async(scenario())
 
