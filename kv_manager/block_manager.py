@@ -68,6 +68,11 @@ class BlockManager:
         return len(self._free)
 
     @property
+    def num_cached_blocks(self) -> int:
+        """Blocks in the prefix cache, free and held."""
+        return int(np.count_nonzero(self._blocks.is_published_view))
+
+    @property
     def num_free_host_blocks(self) -> int:
         """Host blocks that a swap out can take now."""
         return self._host.num_free
@@ -112,7 +117,6 @@ class BlockManager:
         if needed > len(self._free):
             return PoolExhausted(needed, len(self._free))
         self.stats.count(match.num_tokens, match.num_cached_tokens, resumed)
-        table.generation = self._cache.generation
         return self._fill(table, match, num_tokens)
 
     def append(self, table: BlockTable, num_tokens: int) -> list[int] | PoolExhausted:
@@ -137,7 +141,7 @@ class BlockManager:
     def num_shared_by_fork(self, parent: BlockTable, num_computed: int) -> int:
         """Blocks that a child of this parent has from it by reference (see `fork`): so many fewer leave the free list."""
         num_full = num_computed // self.block_size
-        return min(num_full, parent.num_published) if self._cache.publishes(parent) else num_full
+        return min(num_full, parent.num_published) if self.enable_prefix_caching else num_full
 
     def fork(self, parent: BlockTable, child: BlockTable, num_computed: int, num_tokens: int) -> BlockPairs | PoolExhausted:
         """Fill the empty table of a child, for `num_tokens` tokens, with the KV of its parent's first `num_computed` positions. All or
@@ -164,7 +168,6 @@ class BlockManager:
             ref_counts[block_id] += 1
         child.block_ids = shared + array("i", fresh)
         child.num_published = min(num_shared, parent.num_published)
-        child.generation = parent.generation
         del child.digests[: child.num_published]
         copied = parent.block_ids[: self.blocks_spanned(num_computed)]
         return self._copied(zip(copied[num_shared:], fresh, strict=False), copied)
@@ -283,17 +286,11 @@ class BlockManager:
             table.block_ids = array("i")
             table.num_published = 0
 
-    def reset_cache(self) -> int:
-        """Forget the content of all blocks, free and held, and return how many were published: nothing computed so far is hit any more.
-
-        Tables go on with what they have, and publish nothing more until they are freed and allocated again; what others compute from now
-        on is published. The journal learns it by `take_changes`. (A takeover finds by the worker's report what tables still held then
-        have computed, and publishes that again: it is right for its tokens.)
-        """
+    def forget_unused(self) -> int:
+        """Forget the content of the free blocks, and return how many were published: what tables hold stays published, and nothing else is
+        hit any more. The journal learns it by `take_changes`."""
         self._pool_version += 1
-        num_forgotten = self._cache.reset()
-        self._free.refill(np.flatnonzero(self._blocks.ref_counts_view == 0).tolist(), [])
-        return num_forgotten
+        return self._cache.forget_all(self._free.strip_cached())
 
     def take_changes(self) -> BlockChanges:
         """What the journal has to learn: the present state of every block published or unpublished since the last call."""

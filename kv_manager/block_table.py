@@ -17,7 +17,6 @@ class BlockTable:
 
     `namespace` is who may share the sequence's KV beside what the pool demands (an adapter and its version, a tenant's salt): bytes of
     `join_namespace`, empty where anybody may. It is set before the first use and never changes.
-    `generation` counts the cache resets before it was filled: one filled before a reset publishes nothing any more.
     """
 
     block_ids: "array[int]" = field(default_factory=lambda: array("i"))
@@ -25,7 +24,6 @@ class BlockTable:
     num_published: int = 0
     host_block_ids: tuple[int, ...] = ()
     namespace: bytes = b""
-    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

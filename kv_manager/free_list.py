@@ -71,6 +71,14 @@ class FreeList:
             previous[block_id], following[block_id] = last, end
         self._num_cached += len(block_ids)
 
+    def strip_cached(self) -> list[int]:
+        """The cached blocks have no content any more. Returns them, in the order in which they would have been handed out."""
+        block_ids = list(self._cached())
+        self.take_cached(block_ids)
+        for block_id in block_ids:
+            self.release_plain(block_id)
+        return block_ids
+
     def refill(self, plain: list[int], cached: list[int]) -> None:
         """Replace the content: free blocks without cached content in any order, cached ones in the order of handing out."""
         end = self._untouched = self._num_blocks

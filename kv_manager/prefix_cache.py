@@ -49,7 +49,7 @@ class PrefixCache:
     It writes the content columns of `blocks`, through the index.
     """
 
-    __slots__ = ("_blocks", "_changed", "_index", "_latest", "_namespace", "_new_index", "_root", "generation", "is_enabled")
+    __slots__ = ("_blocks", "_changed", "_index", "_latest", "_namespace", "_root", "is_enabled")
 
     def __init__(
         self,
@@ -59,26 +59,17 @@ class PrefixCache:
         new_index: Callable[[Blocks], PrefixIndex] = HashPrefixIndex,
     ) -> None:
         self.is_enabled = is_enabled
-        self.generation = 0
         self._blocks = blocks
-        self._new_index = new_index
         self._index = new_index(blocks)
         self._namespace, self._root = namespace, namespace_root(namespace)
         self._changed: set[int] = set()
         self._latest: _Chain | None = None  # the one hashed last from its first block on
 
-    def publishes(self, table: BlockTable) -> bool:
-        """Whether the blocks of a filled table are published as they become full: not where it was filled before a reset."""
-        return self.is_enabled and table.generation == self.generation
-
     def longest_match(self, table: BlockTable, token_ids: TokenIds) -> list[int]:
-        """Blocks of the longest cached prefix that leaves a token to compute. Fills `table.digests`.
-
-        None for a table swapped out before a reset: it publishes nothing more, so no published block may be among its own.
-        """
+        """Blocks of the longest cached prefix that leaves a token to compute. Fills `table.digests`."""
         block_size, num_tokens = self._blocks.block_size, len(token_ids)
         usable = (num_tokens - 1) // block_size
-        if usable <= 0 or not self.is_enabled or (table.host_block_ids and not self.publishes(table)):
+        if usable <= 0 or not self.is_enabled:
             return []
         num_full = num_tokens // block_size
         rows = self._rows(token_ids, 0, num_full)
@@ -98,7 +89,7 @@ class PrefixCache:
     def publish(self, table: BlockTable, token_ids: TokenIds, num_tokens: int, step: int, num_journalled: int = 0) -> None:
         """See `BlockManager.publish`; the journal knows of the first `num_journalled` blocks already."""
         first, stop = table.num_published, num_tokens // self._blocks.block_size
-        if stop <= first or not self.publishes(table):
+        if stop <= first or not self.is_enabled:
             return
         assert stop <= len(table.block_ids), "more tokens computed than the table covers"
         rows = self._rows(token_ids, first, stop)
@@ -115,11 +106,11 @@ class PrefixCache:
         """See `BlockManager.publish_next`."""
         if not self.is_enabled:
             return len(tables)
-        held_digests, generation = self._blocks.digests, self.generation
+        held_digests = self._blocks.digests
         block_ids, parents = [], []
         for table, num_full in zip(tables, nums_full, strict=True):
             count = table.num_published
-            if not count or count != num_full - 1 or table.digests or table.generation != generation:
+            if not count or count != num_full - 1 or table.digests:
                 break
             block_ids.append(table.block_ids[count])
             parents.append(held_digests[table.block_ids[count - 1]])
@@ -140,14 +131,11 @@ class PrefixCache:
         self._index.remove(block_id)
         self._changed.add(block_id)
 
-    def reset(self) -> int:
-        """Forget everything. Returns how many blocks were published."""
-        published = self._blocks.published_ids().tolist()
-        self._blocks.is_published_view[:] = False
-        self._changed.update(published)
-        self._index = self._new_index(self._blocks)
-        self.generation += 1
-        return len(published)
+    def forget_all(self, block_ids: Sequence[int]) -> int:
+        """Published blocks lose their content, of one prefix the tail first. Returns how many they are."""
+        for block_id in block_ids:
+            self.forget(block_id)
+        return len(block_ids)
 
     def take_changes(self) -> BlockChanges:
         """The present state of every block published or unpublished since the last call."""
@@ -187,7 +175,7 @@ class PrefixCache:
         """Assert that index and columns agree, and that of every table the first `num_published` blocks are published as it says, and no
         other is."""
         for table in tables:
-            count = table.num_published if self.publishes(table) else 0
+            count = table.num_published if self.is_enabled else 0
             held, written = table.block_ids[:count], table.block_ids[count:]
             assert all(self._blocks.is_published[block_id] for block_id in held), "a table's block is not published"
             digests, links = ([column[block_id] for block_id in held] for column in (self._blocks.digests, self._blocks.links))

@@ -23,6 +23,7 @@ _REJECT = {
     RefusalReason.TOO_LONG: RejectReason.TOO_LONG,
     RefusalReason.OVERLOADED: RejectReason.OVERLOADED,
     RefusalReason.ALREADY_EXISTS: RejectReason.ALREADY_EXISTS,
+    RefusalReason.PAUSED: RejectReason.PAUSED,
     RefusalReason.NO_WORKER: RejectReason.OVERLOADED,
 }
 

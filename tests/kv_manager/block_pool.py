@@ -157,10 +157,7 @@ class Pool:
         manager = self.manager
         known = sequence.token_ids[: sequence.num_computed + 1]
         match = manager.match(sequence.table, known)
-        if manager._cache.publishes(sequence.table):
-            self._check_hit(sequence, match.block_ids, len(known))
-        else:
-            assert not match.block_ids, "its blocks are from before a reset"
+        self._check_hit(sequence, match.block_ids, len(known))
         num_tokens = len(sequence.token_ids) + num_ahead
         needed, free = manager.blocks_needed(match, num_tokens), manager.num_free_blocks
         outcome = manager.swap_in(sequence.table, match, num_tokens)
@@ -211,8 +208,12 @@ class Pool:
         self.manager.free(sequence.table)
 
     def reset(self) -> None:
-        assert self.manager.reset_cache() == len(self.cached)
-        self.cached.clear()
+        tables = [sequence.table for sequence in self.running] + self.manager._copied_from
+        held = {block_id for table in tables for block_id in table.block_ids}
+        unused = [block_id for block_id in self.cached if block_id not in held]
+        assert self.manager.forget_unused() == len(unused)
+        for block_id in unused:
+            del self.cached[block_id]
         self.counts["reset"] += 1
 
     # -- what a worker does
@@ -247,7 +248,7 @@ class Pool:
         self._write(sequence, sequence.num_computed, stop)
         sequence.num_computed = max(stop, sequence.num_computed)
         self.manager.publish(sequence.table, sequence.token_ids, stop, self.step)
-        if not self.manager._cache.publishes(sequence.table):
+        if not self.manager.enable_prefix_caching:
             return
         size, table = self.manager.block_size, sequence.table
         assert table.num_published == stop // size or self.digests_collide
@@ -276,7 +277,7 @@ class Pool:
         old, size = self.manager, self.manager.block_size
         everyone = self.running + self.swapped
         is_told = not old._cache._changed and all(
-            old._cache.publishes(item.table) and item.table.num_published == item.num_computed // size for item in self.running
+            old.enable_prefix_caching and item.table.num_published == item.num_computed // size for item in self.running
         )
         self.manager = BlockManager(old.num_blocks, size, **self.options)
         entries = [e for e in self.journal.values() if self.last_write_steps[e.block_id] <= e.published_step]

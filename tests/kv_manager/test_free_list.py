@@ -31,6 +31,15 @@ def test_cached_blocks_come_last_and_least_recently_released_first() -> None:
     assert free.take(4) == [2, 1, 0, 3]
 
 
+def test_without_their_content_cached_blocks_are_like_any_other() -> None:
+    free = FreeList(4)
+    free.take(4)
+    free.release_cached([3, 1])
+    free.release_plain(2)
+    assert free.strip_cached() == [3, 1]
+    assert list(free) == [1, 2, 3] and free.strip_cached() == []
+
+
 def test_a_cached_block_leaves_from_the_middle_and_comes_back_as_the_latest() -> None:
     free = FreeList(3)
     free.take(3)

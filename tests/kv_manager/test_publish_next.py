@@ -38,7 +38,7 @@ def life(seed: int, kind: str, at_once: bool) -> tuple[list[object], int]:
             manager.publish(table, ids, len(ids), step)
         num_at_once += num_done
         if rng.random() < 0.2:
-            manager.reset_cache() if rng.random() < 0.2 else None
+            manager.forget_unused() if rng.random() < 0.2 else None
             index = rng.randrange(len(tables))
             manager.free(tables[index])
             tables[index] = begun(manager, sequences[index], len(sequences[index]) - 1)

@@ -24,17 +24,55 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tessera/v1/admin.proto\x12\ntessera.v1\"\xa0\x01\n\nWorkerLoad\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.tessera.v1.WorkerState\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x13\n\x0bnum_swapped\x18\x04 \x01(\r\x12\x16\n\x0eused_kv_tokens\x18\x05 \x01(\x04\x12\x17\n\x0ftotal_kv_tokens\x18\x06 \x01(\x04\"\x93\x02\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x13\n\x0bnum_swapped\x18\x03 \x01(\r\x12\x16\n\x0eused_kv_tokens\x18\x04 \x01(\x04\x12\x17\n\x0ftotal_kv_tokens\x18\x05 \x01(\x04\x12\x17\n\x0fprefix_hit_rate\x18\x06 \x01(\x01\x12\x1f\n\x17generation_tokens_per_s\x18\x07 \x01(\x01\x12#\n\x1bnum_waiting_uncached_tokens\x18\x08 \x01(\x04\x12\x13\n\x0bmax_running\x18\t \x01(\r\x12\'\n\x07workers\x18\n \x03(\x0b\x32\x16.tessera.v1.WorkerLoad*v\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_SERVING\x10\x01\x12\x18\n\x14WORKER_STATE_LEAVING\x10\x02\x12\x15\n\x11WORKER_STATE_AWAY\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tessera/v1/admin.proto\x12\ntessera.v1\"\xa0\x01\n\nWorkerLoad\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.tessera.v1.WorkerState\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x13\n\x0bnum_swapped\x18\x04 \x01(\r\x12\x16\n\x0eused_kv_tokens\x18\x05 \x01(\x04\x12\x17\n\x0ftotal_kv_tokens\x18\x06 \x01(\x04\"\x93\x02\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x13\n\x0bnum_swapped\x18\x03 \x01(\r\x12\x16\n\x0eused_kv_tokens\x18\x04 \x01(\x04\x12\x17\n\x0ftotal_kv_tokens\x18\x05 \x01(\x04\x12\x17\n\x0fprefix_hit_rate\x18\x06 \x01(\x01\x12\x1f\n\x17generation_tokens_per_s\x18\x07 \x01(\x01\x12#\n\x1bnum_waiting_uncached_tokens\x18\x08 \x01(\x04\x12\x13\n\x0bmax_running\x18\t \x01(\r\x12\'\n\x07workers\x18\n \x03(\x0b\x32\x16.tessera.v1.WorkerLoad\"\x11\n\x0fGetStatsRequest\"\xb8\x02\n\x10GetStatsResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tuptime_ms\x18\x03 \x01(\x04\x12\x18\n\x10\x61\x64mission_paused\x18\x04 \x01(\x08\x12\x0f\n\x07\x64urable\x18\x05 \x01(\x08\x12\x1b\n\x13journal_lag_records\x18\x06 \x01(\x04\x12\x16\n\x0ejournal_lag_ms\x18\x07 \x01(\x04\x12\x15\n\rnum_submitted\x18\x08 \x01(\x04\x12\x11\n\tnum_ended\x18\t \x01(\x04\x12\x1a\n\x12num_sampled_tokens\x18\n \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x0b \x01(\x04\x12\x14\n\x0cnum_readable\x18\x0c \x01(\r\x12\x1e\n\x04load\x18\r \x01(\x0b\x32\x10.tessera.v1.Load\"<\n\x13ListRequestsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"Z\n\x14ListRequestsResponse\x12)\n\x08requests\x18\x01 \x03(\x0b\x32\x17.tessera.v1.RequestInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xe7\x01\n\x0bRequestInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x19\n\x11\x63lient_request_id\x18\x02 \x01(\t\x12\x11\n\tprincipal\x18\x03 \x01(\t\x12\'\n\x05state\x18\x04 \x01(\x0e\x32\x18.tessera.v1.RequestState\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x15\n\routput_tokens\x18\x06 \x01(\r\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\x04\x12\x0e\n\x06worker\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x11\"C\n\x14\x41\x62ortRequestsRequest\x12\x0c\n\x02id\x18\x01 \x01(\tH\x00\x12\x13\n\tprincipal\x18\x02 \x01(\tH\x00\x42\x08\n\x06target\",\n\x15\x41\x62ortRequestsResponse\x12\x13\n\x0bnum_aborted\x18\x01 \x01(\r\"\x19\n\x17ResetPrefixCacheRequest\"Q\n\x18ResetPrefixCacheResponse\x12\x1c\n\x14num_forgotten_blocks\x18\x01 \x01(\x04\x12\x17\n\x0fnum_held_blocks\x18\x02 \x01(\x04\"\x17\n\x15PauseAdmissionRequest\"\x18\n\x16PauseAdmissionResponse\"\x18\n\x16ResumeAdmissionRequest\"\x19\n\x17ResumeAdmissionResponse\"%\n\x12\x44rainWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"+\n\x13\x44rainWorkerResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\"\'\n\x14UndrainWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x17\n\x15UndrainWorkerResponse*\xab\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_SERVING\x10\x01\x12\x18\n\x14WORKER_STATE_LEAVING\x10\x02\x12\x15\n\x11WORKER_STATE_AWAY\x10\x03\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x04\x12\x18\n\x14WORKER_STATE_DRAINED\x10\x05*~\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x01\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x02\x12\x19\n\x15REQUEST_STATE_SWAPPED\x10\x03\x32\xb8\x05\n\x0c\x41\x64minService\x12\x45\n\x08GetStats\x12\x1b.tessera.v1.GetStatsRequest\x1a\x1c.tessera.v1.GetStatsResponse\x12Q\n\x0cListRequests\x12\x1f.tessera.v1.ListRequestsRequest\x1a .tessera.v1.ListRequestsResponse\x12T\n\rAbortRequests\x12 .tessera.v1.AbortRequestsRequest\x1a!.tessera.v1.AbortRequestsResponse\x12]\n\x10ResetPrefixCache\x12#.tessera.v1.ResetPrefixCacheRequest\x1a$.tessera.v1.ResetPrefixCacheResponse\x12W\n\x0ePauseAdmission\x12!.tessera.v1.PauseAdmissionRequest\x1a\".tessera.v1.PauseAdmissionResponse\x12Z\n\x0fResumeAdmission\x12\".tessera.v1.ResumeAdmissionRequest\x1a#.tessera.v1.ResumeAdmissionResponse\x12N\n\x0b\x44rainWorker\x12\x1e.tessera.v1.DrainWorkerRequest\x1a\x1f.tessera.v1.DrainWorkerResponse\x12T\n\rUndrainWorker\x12 .tessera.v1.UndrainWorkerRequest\x1a!.tessera.v1.UndrainWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tessera.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATE']._serialized_start=479
-  _globals['_WORKERSTATE']._serialized_end=597
+  _globals['_WORKERSTATE']._serialized_start=1681
+  _globals['_WORKERSTATE']._serialized_end=1852
+  _globals['_REQUESTSTATE']._serialized_start=1854
+  _globals['_REQUESTSTATE']._serialized_end=1980
   _globals['_WORKERLOAD']._serialized_start=39
   _globals['_WORKERLOAD']._serialized_end=199
   _globals['_LOAD']._serialized_start=202
   _globals['_LOAD']._serialized_end=477
+  _globals['_GETSTATSREQUEST']._serialized_start=479
+  _globals['_GETSTATSREQUEST']._serialized_end=496
+  _globals['_GETSTATSRESPONSE']._serialized_start=499
+  _globals['_GETSTATSRESPONSE']._serialized_end=811
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=813
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=873
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=875
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=965
+  _globals['_REQUESTINFO']._serialized_start=968
+  _globals['_REQUESTINFO']._serialized_end=1199
+  _globals['_ABORTREQUESTSREQUEST']._serialized_start=1201
+  _globals['_ABORTREQUESTSREQUEST']._serialized_end=1268
+  _globals['_ABORTREQUESTSRESPONSE']._serialized_start=1270
+  _globals['_ABORTREQUESTSRESPONSE']._serialized_end=1314
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1316
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1341
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1343
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1424
+  _globals['_PAUSEADMISSIONREQUEST']._serialized_start=1426
+  _globals['_PAUSEADMISSIONREQUEST']._serialized_end=1449
+  _globals['_PAUSEADMISSIONRESPONSE']._serialized_start=1451
+  _globals['_PAUSEADMISSIONRESPONSE']._serialized_end=1475
+  _globals['_RESUMEADMISSIONREQUEST']._serialized_start=1477
+  _globals['_RESUMEADMISSIONREQUEST']._serialized_end=1501
+  _globals['_RESUMEADMISSIONRESPONSE']._serialized_start=1503
+  _globals['_RESUMEADMISSIONRESPONSE']._serialized_end=1528
+  _globals['_DRAINWORKERREQUEST']._serialized_start=1530
+  _globals['_DRAINWORKERREQUEST']._serialized_end=1567
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=1569
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=1612
+  _globals['_UNDRAINWORKERREQUEST']._serialized_start=1614
+  _globals['_UNDRAINWORKERREQUEST']._serialized_end=1653
+  _globals['_UNDRAINWORKERRESPONSE']._serialized_start=1655
+  _globals['_UNDRAINWORKERRESPONSE']._serialized_end=1678
+  _globals['_ADMINSERVICE']._serialized_start=1983
+  _globals['_ADMINSERVICE']._serialized_end=2679
 # @@protoc_insertion_point(module_scope)

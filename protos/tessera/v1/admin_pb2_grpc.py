@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from tessera.v1 import admin_pb2 as tessera_dot_v1_dot_admin__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
@@ -22,3 +23,397 @@ if _version_not_supported:
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
+
+
+class AdminServiceStub:
+    """Watches and steers a running group. For callers of the role `admin`; where a gateway asks nobody who they are, for everybody. The leading
+    scheduler answers: UNAVAILABLE, with when to try again, where none leads, or a new one takes over before it has answered; what was asked may have
+    been done then, and may be asked again. What changes something answers once the store has it.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.GetStats = channel.unary_unary(
+                '/tessera.v1.AdminService/GetStats',
+                request_serializer=tessera_dot_v1_dot_admin__pb2.GetStatsRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_admin__pb2.GetStatsResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/tessera.v1.AdminService/ListRequests',
+                request_serializer=tessera_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.AbortRequests = channel.unary_unary(
+                '/tessera.v1.AdminService/AbortRequests',
+                request_serializer=tessera_dot_v1_dot_admin__pb2.AbortRequestsRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_admin__pb2.AbortRequestsResponse.FromString,
+                _registered_method=True)
+        self.ResetPrefixCache = channel.unary_unary(
+                '/tessera.v1.AdminService/ResetPrefixCache',
+                request_serializer=tessera_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+                _registered_method=True)
+        self.PauseAdmission = channel.unary_unary(
+                '/tessera.v1.AdminService/PauseAdmission',
+                request_serializer=tessera_dot_v1_dot_admin__pb2.PauseAdmissionRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_admin__pb2.PauseAdmissionResponse.FromString,
+                _registered_method=True)
+        self.ResumeAdmission = channel.unary_unary(
+                '/tessera.v1.AdminService/ResumeAdmission',
+                request_serializer=tessera_dot_v1_dot_admin__pb2.ResumeAdmissionRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_admin__pb2.ResumeAdmissionResponse.FromString,
+                _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/tessera.v1.AdminService/DrainWorker',
+                request_serializer=tessera_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
+        self.UndrainWorker = channel.unary_unary(
+                '/tessera.v1.AdminService/UndrainWorker',
+                request_serializer=tessera_dot_v1_dot_admin__pb2.UndrainWorkerRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_admin__pb2.UndrainWorkerResponse.FromString,
+                _registered_method=True)
+
+
+class AdminServiceServicer:
+    """Watches and steers a running group. For callers of the role `admin`; where a gateway asks nobody who they are, for everybody. The leading
+    scheduler answers: UNAVAILABLE, with when to try again, where none leads, or a new one takes over before it has answered; what was asked may have
+    been done then, and may be asked again. What changes something answers once the store has it.
+    """
+
+    def GetStats(self, request, context):
+        """What the group does, and how it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """Requests that wait or run, in the order of their arrival. Never what they ask, or what is answered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbortRequests(self, request, context):
+        """Ends requests; their streams end with FINISH_REASON_ABORTED. NOT_FOUND where an `id` is of none that waits or runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetPrefixCache(self, request, context):
+        """Forgets the cached prefixes that no request holds, for good: no later leader finds them again. A worker that is away is asked to when it is
+        back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseAdmission(self, request, context):
+        """From now on new requests are UNAVAILABLE with the reason ADMISSION_PAUSED, and when to try again. What waits, runs or is resumed goes on. It
+        ends with the present leader: the next one admits requests.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeAdmission(self, request, context):
+        """Ends a pause of admission.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainWorker(self, request, context):
+        """A worker is given no more requests, and its own go to others as fast as these can take them; what nobody else can take ends on it. Once it is
+        WORKER_STATE_DRAINED it can be stopped. It ends with the worker's process, or with the present leader. NOT_FOUND where it is no worker of the
+        group.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainWorker(self, request, context):
+        """A drained worker takes requests again. NOT_FOUND as in DrainWorker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AdminServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'GetStats': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStats,
+                    request_deserializer=tessera_dot_v1_dot_admin__pb2.GetStatsRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_admin__pb2.GetStatsResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=tessera_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'AbortRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortRequests,
+                    request_deserializer=tessera_dot_v1_dot_admin__pb2.AbortRequestsRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_admin__pb2.AbortRequestsResponse.SerializeToString,
+            ),
+            'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPrefixCache,
+                    request_deserializer=tessera_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.SerializeToString,
+            ),
+            'PauseAdmission': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseAdmission,
+                    request_deserializer=tessera_dot_v1_dot_admin__pb2.PauseAdmissionRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_admin__pb2.PauseAdmissionResponse.SerializeToString,
+            ),
+            'ResumeAdmission': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeAdmission,
+                    request_deserializer=tessera_dot_v1_dot_admin__pb2.ResumeAdmissionRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_admin__pb2.ResumeAdmissionResponse.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=tessera_dot_v1_dot_admin__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_admin__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'UndrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainWorker,
+                    request_deserializer=tessera_dot_v1_dot_admin__pb2.UndrainWorkerRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_admin__pb2.UndrainWorkerResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tessera.v1.AdminService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tessera.v1.AdminService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class AdminService:
+    """Watches and steers a running group. For callers of the role `admin`; where a gateway asks nobody who they are, for everybody. The leading
+    scheduler answers: UNAVAILABLE, with when to try again, where none leads, or a new one takes over before it has answered; what was asked may have
+    been done then, and may be asked again. What changes something answers once the store has it.
+    """
+
+    @staticmethod
+    def GetStats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.AdminService/GetStats',
+            tessera_dot_v1_dot_admin__pb2.GetStatsRequest.SerializeToString,
+            tessera_dot_v1_dot_admin__pb2.GetStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.AdminService/ListRequests',
+            tessera_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+            tessera_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.AdminService/AbortRequests',
+            tessera_dot_v1_dot_admin__pb2.AbortRequestsRequest.SerializeToString,
+            tessera_dot_v1_dot_admin__pb2.AbortRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.AdminService/ResetPrefixCache',
+            tessera_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+            tessera_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseAdmission(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.AdminService/PauseAdmission',
+            tessera_dot_v1_dot_admin__pb2.PauseAdmissionRequest.SerializeToString,
+            tessera_dot_v1_dot_admin__pb2.PauseAdmissionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeAdmission(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.AdminService/ResumeAdmission',
+            tessera_dot_v1_dot_admin__pb2.ResumeAdmissionRequest.SerializeToString,
+            tessera_dot_v1_dot_admin__pb2.ResumeAdmissionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.AdminService/DrainWorker',
+            tessera_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
+            tessera_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.AdminService/UndrainWorker',
+            tessera_dot_v1_dot_admin__pb2.UndrainWorkerRequest.SerializeToString,
+            tessera_dot_v1_dot_admin__pb2.UndrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -9,6 +9,8 @@ class WorkerState(Enum):
 
     SERVING = "serving"
     LEAVING = "leaving"  # it is to end: its requests go to others
+    DRAINING = "draining"  # an operator wants it empty: its requests go to others
+    DRAINED = "drained"  # as DRAINING, and it holds no request
     AWAY = "away"  # it does not answer
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from tessera.values.admin import AdminQuery, AdminReply
 from tessera.values.identity import Epoch
 from tessera.values.kv_events import KvEvents, WatchKv
 from tessera.values.load import GroupLoad
@@ -118,6 +119,7 @@ class RejectReason(Enum):
     TOO_LONG = "too_long"  # can never run here
     OVERLOADED = "overloaded"  # the queue is full
     ALREADY_EXISTS = "already_exists"  # the client's id lives with another body or principal
+    PAUSED = "paused"  # an operator has paused admission
     INVALID = "invalid"  # the request itself is wrong, for example a token id outside the vocabulary
 
 
@@ -150,7 +152,18 @@ class KnownAs:
     known_request_id: bytes
 
 
-GatewayMessage = Hello | Submit | Abort | Detach | StopFound | WatchKv | Heartbeat
+GatewayMessage = Hello | Submit | Abort | Detach | StopFound | AdminQuery | WatchKv | Heartbeat
 SchedulerMessage = (
-    Standby | Invite | HelloAck | LengthChanged | GroupLoad | Frame | KvEvents | Rejected | TakenOver | KnownAs | Heartbeat
+    Standby
+    | Invite
+    | HelloAck
+    | LengthChanged
+    | GroupLoad
+    | Frame
+    | KvEvents
+    | Rejected
+    | TakenOver
+    | KnownAs
+    | AdminReply
+    | Heartbeat
 )

@@ -23,6 +23,7 @@ class RefusalReason(Enum):
     TOO_LONG = "too_long"  # can never run here
     OVERLOADED = "overloaded"  # the queue is full
     ALREADY_EXISTS = "already_exists"  # the id lives with another body or principal
+    PAUSED = "paused"  # an operator wants no new requests
     NO_WORKER = "no_worker"  # no worker has been attached yet, so nobody knows what fits
 
 
@@ -56,6 +57,11 @@ class Refused:
     reason: RefusalReason
     message: str
     retry_after_ms: int = 0
+
+
+PAUSED = Refused(
+    RefusalReason.PAUSED, "an operator has paused the admission of new requests; those that run go on", RETRY_AFTER_MS
+)
 
 
 def request_len_max(model: ModelInfo, geometry: KVGeometry) -> int:

@@ -68,12 +68,20 @@ class LoadMeter:
         return num_cached
 
 
+def _state(replica: Replica) -> WorkerState:
+    if replica.is_ending:
+        return WorkerState.LEAVING
+    if not replica.is_drained:
+        return WorkerState.SERVING
+    return WorkerState.DRAINING if replica.num_requests or replica.in_flight else WorkerState.DRAINED
+
+
 def _worker_load(replica: Replica) -> WorkerLoad:
     if not replica.is_attached:
         return WorkerLoad(replica.name, WorkerState.AWAY)
     return WorkerLoad(
         replica.name,
-        WorkerState.LEAVING if replica.is_leaving else WorkerState.SERVING,
+        _state(replica),
         len(replica.running),
         len(replica.swapped),
         replica.num_held_tokens,

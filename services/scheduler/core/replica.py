@@ -21,6 +21,7 @@ from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.sequence_status import SequenceStatus
 from services.scheduler.core.service_figures import TokenPace
 from services.scheduler.core.slot_orders import Orphan, reported_table, slot_drop, slot_swap
+from services.scheduler.core.slot_sweep import SlotSweep
 from services.scheduler.core.step_plan import IssuedBatch, StepPlan
 from services.scheduler.core.step_times import StepTimes
 from tessera.values.batch import NO_BLOCKS, NO_PAIRS, ScheduledBatch, ScheduledBatchOutput, SlotDrop, SlotSwap
@@ -65,10 +66,12 @@ class Replica:
         self.applied_step = 0  # the highest step whose output was applied
         self.durable_step = 0
         self.progress_us = 0  # when its oldest batch in flight became the oldest
+        self.sweep = SlotSweep()
         self.step_times = StepTimes()
         self.pace = TokenPace()
         self.is_attached = True
-        self.is_leaving = False  # it has said that it is to end
+        self.is_ending = False  # it has said that it is to end
+        self.is_drained = False  # an operator wants it empty
         self.lanes = Lanes(limits.max_num_seqs, description.model.vocab_size, geometry.block_size)
         self._lane_rows = LaneRows.of(self.lanes, [])
         self.running: dict[bytes, Sequence] = {}
@@ -100,8 +103,9 @@ class Replica:
 
     @property
     def has_orders(self) -> bool:
-        """Whether the worker is to be told anything beside rows: slots to drop or to swap."""
-        return bool(self.drops or self.swap_outs or self.swap_ins)
+        """Whether the worker is to be told anything beside rows: slots to drop or to swap, or that a dropped slot can be forgotten."""
+        owes_sweep = self.sweep.owes_batch(self.next_step, self.durable_step)
+        return bool(self.drops or self.swap_outs or self.swap_ins) or owes_sweep
 
     def lane_rows(self) -> LaneRows:
         """The running sequences that hold lanes, by slot: so they mostly follow each other in the columns."""
@@ -121,6 +125,16 @@ class Replica:
     def takes_requests(self) -> bool:
         """Whether sequences may be admitted: it is there, and is to stay."""
         return self.is_attached and not self.is_leaving
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether its requests are to go to others."""
+        return self.is_ending or self.is_drained
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that hold a slot on it."""
+        return len(self.running) + len(self.swapped) + len(self.orphans)
 
     @property
     def num_free_tokens(self) -> int:
@@ -176,8 +190,11 @@ class Replica:
             return  # the journal forgets an earlier boot by itself
         self.next_step = max(self.next_step, earlier.next_step)
         self.applied_step, self.durable_step = earlier.applied_step, earlier.durable_step
+        self.is_drained = earlier.is_drained
         stale = tuple(earlier.manager.published().block_ids.tolist())
         self.block_deltas.insert(-1, BlockDelta(self.name, self.boot_id, (), stale))
+        if earlier.sweep.is_pending:  # its report has told again of what was forgotten
+            self.forget_unused()
 
     def adopt_orphan(self, sequence: Sequence) -> None:
         """The orphan's request has come: it goes on in its slot, as far as its ids agree (checked by the caller)."""
@@ -196,6 +213,12 @@ class Replica:
     def drop_reported(self, slot: SlotReport, finish: Finish | None) -> None:
         """Tell the worker to give up a slot that it reported and nobody goes on with."""
         self.drops.append(SlotDrop(slot.slot, slot.request_id, slot.attempt, finish))
+
+    def forget_unused(self) -> int:
+        """Forget what is cached and no table holds; returns of how many blocks. The worker is to forget the slots dropped until now, too: its
+        next report would bring their content back."""
+        self.sweep.wanted_step = self.next_step
+        return self.manager.forget_unused()
 
     # -- sequences coming and going
 
@@ -252,6 +275,7 @@ class Replica:
         """The worker is gone: take everything from its sequences, swapped ones too, and return them. Its next report tells of orphans anew."""
         self.is_attached = False
         self.in_flight.clear()
+        self.sweep.void()
         for orphan in self.orphans.values():
             self.manager.free(orphan.table)
             heappush(self._free_slots, orphan.slot.slot)
@@ -298,6 +322,7 @@ class Replica:
         swap_outs, self.swap_outs = tuple(self.swap_outs), []
         swap_ins, self.swap_ins = tuple(self.swap_ins), []
         zero_blocks = self.manager.seal_batch()
+        self.sweep.issued(self.durable_step)
         slots, counts, context_lens, new_block_counts = plan.columns()
         return ScheduledBatch(
             epoch=epoch,
@@ -329,6 +354,7 @@ class Replica:
             return None
         self.in_flight[0].check(output)
         self.applied_step = output.step_id
+        self.sweep.answered()
         return self.in_flight.popleft()
 
     def take_block_deltas(self) -> list[BlockDelta]:

@@ -6,6 +6,7 @@ Synchronous, without clock or I/O: the shell calls it from one event loop and pa
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 
+from services.scheduler.core.administration import Administration
 from services.scheduler.core.admission import (
     RETRY_AFTER_MS,
     Admitted,
@@ -56,6 +57,7 @@ class Scheduler:
         self._lockstep = Lockstep(self._fleet, self._batcher.plan, self._issue)
         self._is_paused = False
         self._validator = Validator(config, self._lifecycle)
+        self.admin = Administration(self._lifecycle, self._validator)
         self._capacity = CapacityWatch(self._lifecycle, config.capacity_wait_ms)
         self._totals = Totals()
         self.load_meter = LoadMeter(self._lifecycle, self._totals)
@@ -176,7 +178,7 @@ class Scheduler:
         can take goes on where it is until the worker is lost."""
         replica = self._fleet.get(name)
         if replica is not None and replica.is_attached:
-            replica.is_leaving = True
+            replica.is_ending = True
             self._waiting.dissolve(name)
 
     def remove_worker(self, name: str, now_us: int) -> None:
@@ -244,10 +246,6 @@ class Scheduler:
             self._commit.rows(replica, issued, output, rest, now_us)
         if self._lifecycle.suspects:
             self._lifecycle.suspects.clear(issued.sequences)
-
-    def reset_prefix_cache(self) -> int:
-        """Forget what the workers' blocks have cached, and return of how many; what runs goes on (see `BlockManager.reset_cache`)."""
-        return sum(replica.manager.reset_cache() for replica in self._lifecycle.fleet)
 
     def set_durable_step(self, name: str, boot_id: bytes, step_id: int) -> None:
         """The journal has what outputs of this boot up to `step_id` changed: the worker may forget slots dropped until then."""

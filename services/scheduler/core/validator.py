@@ -1,6 +1,7 @@
 """Whether a submission can come in at all, told before anything changes."""
 
 from services.scheduler.core.admission import (
+    PAUSED,
     RETRY_AFTER_MS,
     RefusalReason,
     Refused,
@@ -18,6 +19,7 @@ class Validator:
     """Refuses what is too long, comes to a full queue, or takes a name that is not its own."""
 
     def __init__(self, config: Config, lifecycle: Lifecycle) -> None:
+        self.is_paused = False  # no new request comes in
         self._config = config
         self._book = lifecycle.book
         self._fleet = lifecycle.fleet
@@ -54,6 +56,8 @@ class Validator:
 
     def refusal(self, submission: Submission, has_begun: bool) -> Refused | None:
         """Why a new request cannot come in. For one that had begun the queue's limits are wider: nothing in flight is lost."""
+        if self.is_paused and not has_begun:
+            return PAUSED
         len_max, step_tokens_max = self._fleet.request_len_max, self._fleet.step_tokens_max
         if len_max is None or step_tokens_max is None:
             return Refused(RefusalReason.NO_WORKER, "no model worker is there", RETRY_AFTER_MS)

@@ -16,20 +16,23 @@ class RejectReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REJECT_REASON_OVERLOADED: _ClassVar[RejectReason]
     REJECT_REASON_ALREADY_EXISTS: _ClassVar[RejectReason]
     REJECT_REASON_INVALID: _ClassVar[RejectReason]
+    REJECT_REASON_PAUSED: _ClassVar[RejectReason]
 REJECT_REASON_UNSPECIFIED: RejectReason
 REJECT_REASON_TOO_LONG: RejectReason
 REJECT_REASON_OVERLOADED: RejectReason
 REJECT_REASON_ALREADY_EXISTS: RejectReason
 REJECT_REASON_INVALID: RejectReason
+REJECT_REASON_PAUSED: RejectReason
 
 class SessionRequest(_message.Message):
-    __slots__ = ("hello", "submit", "abort", "stop_found", "heartbeat", "detach", "watch_kv")
+    __slots__ = ("hello", "submit", "abort", "stop_found", "heartbeat", "detach", "admin_query", "watch_kv")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     STOP_FOUND_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     DETACH_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_QUERY_FIELD_NUMBER: _ClassVar[int]
     WATCH_KV_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submit: Submit
@@ -37,11 +40,12 @@ class SessionRequest(_message.Message):
     stop_found: StopFound
     heartbeat: Heartbeat
     detach: Detach
+    admin_query: AdminQuery
     watch_kv: WatchKv
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop_found: _Optional[_Union[StopFound, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., watch_kv: _Optional[_Union[WatchKv, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop_found: _Optional[_Union[StopFound, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., admin_query: _Optional[_Union[AdminQuery, _Mapping]] = ..., watch_kv: _Optional[_Union[WatchKv, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("epoch", "hello_ack", "frame", "rejected", "taken_over", "heartbeat", "standby", "invite", "known_as", "length_changed", "load", "kv_events")
+    __slots__ = ("epoch", "hello_ack", "frame", "rejected", "taken_over", "heartbeat", "standby", "invite", "known_as", "length_changed", "admin_reply", "load", "kv_events")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_ACK_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +56,7 @@ class SessionResponse(_message.Message):
     INVITE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_AS_FIELD_NUMBER: _ClassVar[int]
     LENGTH_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_REPLY_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     epoch: _types_pb2.Epoch
@@ -64,9 +69,10 @@ class SessionResponse(_message.Message):
     invite: Invite
     known_as: KnownAs
     length_changed: LengthChanged
+    admin_reply: AdminReply
     load: _admin_pb2.Load
     kv_events: KvEvents
-    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., hello_ack: _Optional[_Union[HelloAck, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., known_as: _Optional[_Union[KnownAs, _Mapping]] = ..., length_changed: _Optional[_Union[LengthChanged, _Mapping]] = ..., load: _Optional[_Union[_admin_pb2.Load, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[_Union[_types_pb2.Epoch, _Mapping]] = ..., hello_ack: _Optional[_Union[HelloAck, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., known_as: _Optional[_Union[KnownAs, _Mapping]] = ..., length_changed: _Optional[_Union[LengthChanged, _Mapping]] = ..., admin_reply: _Optional[_Union[AdminReply, _Mapping]] = ..., load: _Optional[_Union[_admin_pb2.Load, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ...) -> None: ...
 
 class Standby(_message.Message):
     __slots__ = ()
@@ -329,3 +335,57 @@ class TakenOver(_message.Message):
     request_id: bytes
     subscriber: int
     def __init__(self, request_id: _Optional[bytes] = ..., subscriber: _Optional[int] = ...) -> None: ...
+
+class AdminQuery(_message.Message):
+    __slots__ = ("number", "get_stats", "list_requests", "abort_requests", "reset_prefix_cache", "pause_admission", "resume_admission", "drain_worker", "undrain_worker")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    GET_STATS_FIELD_NUMBER: _ClassVar[int]
+    LIST_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ABORT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RESET_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    RESUME_ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_WORKER_FIELD_NUMBER: _ClassVar[int]
+    UNDRAIN_WORKER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    get_stats: _admin_pb2.GetStatsRequest
+    list_requests: _admin_pb2.ListRequestsRequest
+    abort_requests: _admin_pb2.AbortRequestsRequest
+    reset_prefix_cache: _admin_pb2.ResetPrefixCacheRequest
+    pause_admission: _admin_pb2.PauseAdmissionRequest
+    resume_admission: _admin_pb2.ResumeAdmissionRequest
+    drain_worker: _admin_pb2.DrainWorkerRequest
+    undrain_worker: _admin_pb2.UndrainWorkerRequest
+    def __init__(self, number: _Optional[int] = ..., get_stats: _Optional[_Union[_admin_pb2.GetStatsRequest, _Mapping]] = ..., list_requests: _Optional[_Union[_admin_pb2.ListRequestsRequest, _Mapping]] = ..., abort_requests: _Optional[_Union[_admin_pb2.AbortRequestsRequest, _Mapping]] = ..., reset_prefix_cache: _Optional[_Union[_admin_pb2.ResetPrefixCacheRequest, _Mapping]] = ..., pause_admission: _Optional[_Union[_admin_pb2.PauseAdmissionRequest, _Mapping]] = ..., resume_admission: _Optional[_Union[_admin_pb2.ResumeAdmissionRequest, _Mapping]] = ..., drain_worker: _Optional[_Union[_admin_pb2.DrainWorkerRequest, _Mapping]] = ..., undrain_worker: _Optional[_Union[_admin_pb2.UndrainWorkerRequest, _Mapping]] = ...) -> None: ...
+
+class AdminReply(_message.Message):
+    __slots__ = ("number", "get_stats", "list_requests", "abort_requests", "reset_prefix_cache", "pause_admission", "resume_admission", "drain_worker", "undrain_worker", "no_such")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    GET_STATS_FIELD_NUMBER: _ClassVar[int]
+    LIST_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ABORT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RESET_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    RESUME_ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_WORKER_FIELD_NUMBER: _ClassVar[int]
+    UNDRAIN_WORKER_FIELD_NUMBER: _ClassVar[int]
+    NO_SUCH_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    get_stats: _admin_pb2.GetStatsResponse
+    list_requests: _admin_pb2.ListRequestsResponse
+    abort_requests: _admin_pb2.AbortRequestsResponse
+    reset_prefix_cache: _admin_pb2.ResetPrefixCacheResponse
+    pause_admission: _admin_pb2.PauseAdmissionResponse
+    resume_admission: _admin_pb2.ResumeAdmissionResponse
+    drain_worker: _admin_pb2.DrainWorkerResponse
+    undrain_worker: _admin_pb2.UndrainWorkerResponse
+    no_such: NoSuch
+    def __init__(self, number: _Optional[int] = ..., get_stats: _Optional[_Union[_admin_pb2.GetStatsResponse, _Mapping]] = ..., list_requests: _Optional[_Union[_admin_pb2.ListRequestsResponse, _Mapping]] = ..., abort_requests: _Optional[_Union[_admin_pb2.AbortRequestsResponse, _Mapping]] = ..., reset_prefix_cache: _Optional[_Union[_admin_pb2.ResetPrefixCacheResponse, _Mapping]] = ..., pause_admission: _Optional[_Union[_admin_pb2.PauseAdmissionResponse, _Mapping]] = ..., resume_admission: _Optional[_Union[_admin_pb2.ResumeAdmissionResponse, _Mapping]] = ..., drain_worker: _Optional[_Union[_admin_pb2.DrainWorkerResponse, _Mapping]] = ..., undrain_worker: _Optional[_Union[_admin_pb2.UndrainWorkerResponse, _Mapping]] = ..., no_such: _Optional[_Union[NoSuch, _Mapping]] = ...) -> None: ...
+
+class NoSuch(_message.Message):
+    __slots__ = ("field", "message")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    message: str
+    def __init__(self, field: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...

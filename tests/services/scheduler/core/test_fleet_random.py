@@ -222,7 +222,7 @@ class ServedLife(FleetLife):
         self.rig.scheduler.resume()
 
     def empty(self) -> None:
-        self.rig.scheduler.reset_prefix_cache()
+        self.rig.scheduler.admin.reset_prefix_cache()
         self.rig.check()
 
     def end(self) -> None:

@@ -195,7 +195,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def resume(self) -> None:
         """Whoever paused it may have done so for a fresh cache."""
         if self.number % 3 == 2:
-            self.rig.scheduler.reset_prefix_cache()
+            self.rig.scheduler.admin.reset_prefix_cache()
         self.rig.scheduler.resume()
         self.rig.check()
 
