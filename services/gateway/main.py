@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.tokenizer_source import load_tokenizer
+from services.gateway.admin_servicer import SERVICE_NAME as ADMIN_SERVICE_NAME
+from services.gateway.admin_servicer import AdminServicer
 from services.gateway.call_bounds import CallBounds
 from services.gateway.config import GatewayConfig
 from services.gateway.engine_protocol import check_installed
@@ -19,7 +21,7 @@ from services.rpc.metrics_server import MetricsServer
 from services.rpc.server import RpcServer, ServerConfig, stop_signal
 from services.rpc.tokens import Role
 from services.rpc.tracing import start_tracing
-from tessera.v1 import inference_pb2_grpc
+from tessera.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tessera.values.known_models import locate
 
 STATUS_S = 1.0
@@ -68,7 +70,7 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
         tracing,
     )
 
-    services = {SERVICE_NAME: server}
+    services = {SERVICE_NAME: server, ADMIN_SERVICE_NAME: server}
 
     def standing(ready: bool) -> None:
         for name, serves in services.items():
@@ -79,6 +81,8 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
     servicer = InferenceServicer(session, bounds, config.scheduler_wait_ms / 1000, config.share_prefixes)
     add = inference_pb2_grpc.add_InferenceServiceServicer_to_server
     server.add(add, servicer, SERVICE_NAME, ready=False, role=Role.PUBLIC)
+    admin = AdminServicer(session, config.scheduler_wait_ms / 1000)
+    server.add(admin_pb2_grpc.add_AdminServiceServicer_to_server, admin, ADMIN_SERVICE_NAME, ready=False, role=Role.ADMIN)
     if metrics is not None:
         metrics.show(partial(gateway_metrics, session, bounds.calls))
     others: dict[str, str] = {}
@@ -93,12 +97,13 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
     try:
         yield Gateway(address, session, sessions, others.get("engine_address", ""))
     finally:
-        for serves in services.values():
+        servers = set(services.values())
+        for serves in servers:
             serves.health.drain()
         session.drain()
         await bounds.calls.all_ended(0 if sessions.done() else config.drain_grace_s)
         await _end_streams(session)
-        await asyncio.gather(*(serves.stop(STATUS_S) for serves in services.values()))
+        await asyncio.gather(*(serves.stop(STATUS_S) for serves in servers))
         await session.close()
         sessions.cancel()
         looking.cancel()

@@ -52,6 +52,8 @@ def rejection_of(rejected: Rejected, prompt_field: str) -> ServiceError:
         case RejectReason.OVERLOADED:
             after_ms = rejected.retry_after_ms
             return Overloaded(rejected.message, reason="OVERLOADED", retry_after_ms=after_ms, subject="scheduler")
+        case RejectReason.PAUSED:
+            return Unavailable(rejected.message, reason="ADMISSION_PAUSED", retry_after_ms=rejected.retry_after_ms)
         case RejectReason.ALREADY_EXISTS:
             field = f"{GENERATION if prompt_field.startswith(GENERATION) else ''}request_id"
             return AlreadyExists(rejected.message, reason="REQUEST_ID_IN_USE", metadata={"field": field})

@@ -17,6 +17,7 @@ from gateway.leadership import Answer, Leadership
 from gateway.pause_watch import PauseWatch
 from gateway.served_model import ServedModel
 from gateway.tokenizer import Tokenizer
+from services.gateway.admin_queries import AdminQueries
 from services.gateway.cache_feed import CacheFeed
 from services.gateway.config import GatewayConfig
 from services.gateway.live_requests import LiveRequests
@@ -25,6 +26,7 @@ from services.gateway.request_stream import RequestStream
 from services.gateway.scheduler_link import RETRY_S_MAX, SchedulerLink, SessionBroken, StreamEnd
 from services.rpc.addresses import addresses
 from services.rpc.errors import TOKENIZER_MISMATCH, ServiceError, Unavailable
+from tessera.values.admin import AdminReply
 from tessera.values.identity import Epoch, new_instance_id
 from tessera.values.kv_events import KvEvents, WatchKv
 from tessera.values.load import GroupLoad
@@ -71,6 +73,7 @@ class SchedulerSession:
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer, standing: Callable[[bool], None]) -> None:
         self.live = LiveRequests()
         self.load: GroupLoad | None = None  # what the leader told last; None while there is none, and before it has
+        self.admin = AdminQueries(self._send)
         self.cache_feed = CacheFeed(lambda is_on: self._send(WatchKv(is_on)))
         self._config = config
         self._heartbeat_s = config.heartbeat_ms / 1000
@@ -291,6 +294,7 @@ class SchedulerSession:
             self._decided.clear()
         if self._connected:
             self._connected, self.load = False, None
+            self.admin.lost()
             self._standing(False)
 
     def _refuse(self, why: ServiceError) -> None:
@@ -347,6 +351,8 @@ class SchedulerSession:
             case GroupLoad():
                 self.load = message
                 self.cache_feed.tell_load(message)
+            case AdminReply():
+                self.admin.answered(message)
             case _:
                 assert isinstance(message, Heartbeat), message
 

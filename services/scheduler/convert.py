@@ -8,6 +8,7 @@ from dataclasses import asdict
 import numpy as np
 import numpy.typing as npt
 
+from services.scheduler.convert_admin import query_from_proto, query_to_proto, reply_from_proto, reply_to_proto
 from services.scheduler.convert_frame import fill_frame, frame_from_proto
 from services.scheduler.convert_kv_events import kv_events_from_proto, kv_events_to_proto
 from services.scheduler.convert_load import load_from_proto, load_to_proto
@@ -21,6 +22,7 @@ from services.worker.convert import (
     sampling_to_proto,
 )
 from tessera.scheduler.v1 import session_pb2
+from tessera.values.admin import AdminQuery, AdminReply
 from tessera.values.identity import INSTANCE_ID_BYTES, NO_EPOCH, REQUEST_ID_BYTES, Epoch
 from tessera.values.kv_events import KvEvents, WatchKv
 from tessera.values.load import GroupLoad
@@ -64,6 +66,8 @@ def request_to_proto(message: GatewayMessage) -> session_pb2.SessionRequest:
         case Detach(request_id, subscriber, grace_ms):
             detach = session_pb2.Detach(request_id=request_id, subscriber=subscriber, grace_ms=grace_ms)
             return session_pb2.SessionRequest(detach=detach)
+        case AdminQuery():
+            return session_pb2.SessionRequest(admin_query=query_to_proto(message))
         case WatchKv(is_on):
             return session_pb2.SessionRequest(watch_kv=session_pb2.WatchKv(is_on=is_on))
         case Heartbeat():
@@ -85,6 +89,8 @@ def request_from_proto(message: session_pb2.SessionRequest) -> GatewayMessage:
             detach = message.detach
             grace_ms = detach.grace_ms if detach.HasField("grace_ms") else None
             return Detach(_request_id(detach.request_id, "detach"), detach.subscriber, grace_ms)
+        case "admin_query":
+            return query_from_proto(message.admin_query)
         case "watch_kv":
             return WatchKv(message.watch_kv.is_on)
         case "heartbeat":
@@ -119,6 +125,8 @@ def response_to_proto(epoch: Epoch, message: SchedulerMessage) -> session_pb2.Se
             response.length_changed.max_request_len = max_request_len
         case GroupLoad():
             response.load.CopyFrom(load_to_proto(message))
+        case AdminReply():
+            response.admin_reply.CopyFrom(reply_to_proto(message))
         case Heartbeat():
             response.heartbeat.SetInParent()
     return response
@@ -154,6 +162,8 @@ def response_from_proto(message: session_pb2.SessionResponse) -> tuple[Epoch, Sc
             known = message.known_as
             known_id = _request_id(known.known_request_id, "known_as.known_request_id")
             return epoch, KnownAs(_request_id(known.request_id, "known_as"), known.subscriber, known_id)
+        case "admin_reply":
+            return epoch, reply_from_proto(message.admin_reply)
         case "heartbeat":
             return epoch, Heartbeat()
         case kind:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from services.rpc.errors import TOKENIZER_MISMATCH, FailedPrecondition
+from services.scheduler.admin_desk import AdminDesk
 from services.scheduler.clock import now_us
 from services.scheduler.core.committed_output import CommittedOutput
 from services.scheduler.core.journal import Journal, WorkerStep
@@ -28,6 +29,7 @@ from services.scheduler.notice import Notice
 from services.scheduler.request_desk import RequestDesk
 from services.scheduler.sessions import GatewaySession, Said
 from services.scheduler.spec_log import SpecLog
+from tessera.values.admin import AdminQuery
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.config import Config
 from tessera.values.identity import Epoch
@@ -75,6 +77,7 @@ class Leader:
         self._journal = Journal(config, epoch.number, last_record)
         self._streams: Streams[GatewaySession] = Streams(config, self._read_output)
         self._desk = RequestDesk(self.scheduler, self._streams, model, clock)
+        self._admin_desk = AdminDesk(self.scheduler.admin, self.sight, lambda: self.scheduler.load_meter.read(clock()), clock)
         self._wake_journal = wake_journal
         self._senders: dict[str, Callable[[ScheduledBatch], None]] = {}
         self._sessions: dict[bytes, GatewaySession] = {}  # the latest of each gateway
@@ -183,6 +186,8 @@ class Leader:
             if isinstance(message, Submit):
                 if self._desk.submit(session, message) and self.scheduler.is_busy and self._broken is None:
                     return  # many come at once: the output of the oldest batch, or the next tick, settles for all of them
+            elif isinstance(message, AdminQuery):
+                self._admin_desk.heard(session, message)
             else:
                 request_id = self._streams.claimed_by(session, message.request_id, message.subscriber)
                 if request_id is not None:
@@ -340,5 +345,6 @@ class Leader:
 
     def _release(self) -> None:
         self._streams.release(self._journal.acked, self.is_durable)
+        self._admin_desk.release(self._journal.acked, self._journal.last_record, self.is_durable)
         for session in self._streams.due_sessions:
             session.wake()

@@ -17,6 +17,7 @@ from services.rpc.errors import FailedPrecondition, FieldViolation, InvalidArgum
 from services.scheduler import convert
 from services.worker.convert import MalformedMessage
 from tessera.scheduler.v1 import session_pb2, session_pb2_grpc
+from tessera.values.admin import AdminQuery, AdminReply
 from tessera.values.identity import NO_EPOCH, Epoch
 from tessera.values.kv_events import KvEvents, WatchKv
 from tessera.values.load import GroupLoad
@@ -51,11 +52,11 @@ SILENCE_S = 5.0
 POSTED_MAX = 65_536
 """Answers that a gateway may leave unread; one that asks on and does not read has lost its session."""
 
-Control: TypeAlias = Rejected | TakenOver | KnownAs | LengthChanged | GroupLoad
-"""What is said of one request beside its frames, and of all."""
+Control: TypeAlias = Rejected | TakenOver | KnownAs | LengthChanged | GroupLoad | AdminReply
+"""What is said of one request beside its frames, of all, and to operators."""
 
-Said: TypeAlias = Submit | Abort | Detach | StopFound | WatchKv
-"""What a gateway says of one request, or of what else it wants to hear."""
+Said: TypeAlias = Submit | Abort | Detach | StopFound | AdminQuery | WatchKv
+"""What a gateway says of one request, asks for an operator, or wants to hear of beside."""
 
 
 class KvEventSource(Protocol):
@@ -238,7 +239,7 @@ class _Conversation:
                     raise MalformedMessage("message: a hello answers an invitation, once")
                 self._session.gateway_id = message.gateway_id
                 self._hello.set_result(message)
-            case Submit() | Abort() | Detach() | StopFound() | WatchKv():
+            case Submit() | Abort() | Detach() | StopFound() | AdminQuery() | WatchKv():
                 if self._desk is None or self._opening is None or not self._opening.done():
                     raise MalformedMessage(f"message: {type(message).__name__} before the hello was answered")
                 self._desk.heard(self._session, message)

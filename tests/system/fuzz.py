@@ -15,9 +15,12 @@ from random_messages import mangled, random_message
 from smg_grpc_proto import vllm_engine_pb2
 
 from tessera.client import Client
+from tessera.v1 import admin_pb2, admin_pb2_grpc
 from tessera.v1 import inference_pb2 as pb
 
-SERVICES = (pb.DESCRIPTOR.services_by_name["InferenceService"], vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"])
+ENGINE = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
+ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
+SERVICES = (pb.DESCRIPTOR.services_by_name["InferenceService"], ENGINE, ADMIN)
 BUGS = ("INTERNAL", "UNKNOWN", "DATA_LOSS", "UNIMPLEMENTED", "UNAVAILABLE")
 """Statuses that no input may lead to, save that the engine's protocol has methods that are not served."""
 
@@ -27,6 +30,9 @@ CALL_S = 1.0
 """Some input asks for very long answers; nobody waits for them."""
 
 AT_ONCE = 16
+
+PAUSED = "ADMISSION_PAUSED"
+"""What new requests are refused with while some input pauses admission."""
 
 
 async def fuzz(addresses: Sequence[str], count: int, seed: int) -> tuple[Counter[tuple[str, str]], list[str]]:
@@ -40,7 +46,11 @@ async def fuzz(addresses: Sequence[str], count: int, seed: int) -> tuple[Counter
             method, data = one_input(number)
             status = await _call(channels[method.containing_service.full_name], method, data)
             seen[method.name, status] += 1
-            if status in BUGS and (status != "UNIMPLEMENTED" or method.containing_service is SERVICES[0]):
+            if method.name == "PauseAdmission":  # not for long: the others are to get somewhere
+                await admin_pb2_grpc.AdminServiceStub(channels[ADMIN.full_name]).ResumeAdmission(
+                    admin_pb2.ResumeAdmissionRequest()
+                )
+            if status in BUGS and (status != "UNIMPLEMENTED" or method.containing_service is not ENGINE):
                 bugs.append(f"input {number}, {method.name}: {status}: {data.hex()[:2000]}")
 
     async with AsyncExitStack() as open_channels:
@@ -81,6 +91,10 @@ def _make_plausible(message: Message, dice: random.Random) -> None:
         message.stream = dice.random() < 0.5
         message.tokenized.input_ids.extend(dice.randrange(49_152) for _ in range(5))
         message.sampling_params.max_tokens = dice.choice((1, 3, 20))
+    elif isinstance(message, admin_pb2.AbortRequestsRequest):
+        message.principal = dice.choice(("", "nobody"))
+    elif isinstance(message, admin_pb2.ListRequestsRequest):
+        message.page_token = dice.choice(("", "1.3", "7.0"))
     elif isinstance(message, pb.TokenizeRequest):
         message.text = "Once upon a time"
     elif isinstance(message, pb.DetokenizeRequest):
@@ -97,15 +111,15 @@ async def _call(channel: grpc.aio.Channel, method: object, data: bytes) -> str:
         async for _ in _answers(call):
             pass
     except grpc.aio.AioRpcError as error:
-        return error.code().name
+        return PAUSED if PAUSED in str(error.trailing_metadata()) else error.code().name
     return "OK"
 
 
-def served_at(stack: Stack) -> tuple[str, str]:
+def served_at(stack: Stack) -> tuple[str, ...]:
     """Wait until the system of ENGINE_TOO answers; its addresses, as `fuzz` takes them."""
     with Client(stack.address) as client:
         client.generate("Once upon a time", max_tokens=1)
-    return stack.address, json.loads(stack.gateway.ready_file.read_text())["engine_address"]
+    return stack.address, json.loads(stack.gateway.ready_file.read_text())["engine_address"], stack.address
 
 
 async def _answers(call: object) -> AsyncIterator[Message]:

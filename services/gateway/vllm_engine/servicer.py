@@ -28,6 +28,7 @@ from services.gateway.vllm_engine.kv_event_stream import START_MAX, KvEventStrea
 from services.gateway.vllm_engine.tokenizer_files import TokenizerFiles
 from services.rpc.call_span import trace_context
 from services.rpc.errors import FieldViolation, InvalidArgument, ServiceError, Unimplemented
+from tessera.values.admin import PrefixCacheReset, ResetPrefixCache
 from tessera.values.known_models import locate
 from tessera.values.load import GroupLoad
 
@@ -126,8 +127,12 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         _not_offered("Embed")
 
     async def FlushCache(self, request: Any, context: Any) -> Any:
-        """Not offered."""
-        _not_offered("FlushCache")
+        """The prefix caches of all workers forget what no request holds."""
+        await self._served()
+        reset = await self._session.admin.ask(ResetPrefixCache())
+        assert isinstance(reset, PrefixCacheReset), reset
+        text = f"{reset.num_forgotten_blocks} blocks forgotten; {reset.num_held_blocks} stay, since requests hold them"
+        return common_pb2.FlushCacheResponse(success=True, message=text)
 
     async def StartProfile(self, request: Any, context: Any) -> Any:
         """Not offered."""

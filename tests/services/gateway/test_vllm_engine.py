@@ -21,6 +21,7 @@ from gateway.tokenizer_bundle import tokenizer_bundle
 from services.gateway.vllm_engine import port
 from services.rpc.channel import open_channel
 from services.rpc.status import metadata_of
+from tessera.values.admin import AdminQuery, AdminReply, PrefixCacheReset, ResetPrefixCache
 from tessera.values.config import ConfigError
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.load import GroupLoad, WorkerLoad, WorkerState
@@ -380,11 +381,23 @@ def test_what_is_not_offered_is_unimplemented(run_async, house):
         async with engine(house) as (_, _end, stub):
             for call in (
                 stub.Embed(pb.EmbedRequest()),
-                stub.FlushCache(common_pb2.FlushCacheRequest()),
                 stub.StartProfile(common_pb2.StartProfileRequest()),
                 stub.StopProfile(common_pb2.StopProfileRequest()),
             ):
                 assert (await refused(call)).code() is grpc.StatusCode.UNIMPLEMENTED
+
+    run_async(scenario())
+
+
+def test_a_flushed_cache_is_that_of_the_group(run_async, house):
+    async def scenario():
+        async with engine(house) as (_, end, stub):
+            call = asyncio.ensure_future(stub.FlushCache(common_pb2.FlushCacheRequest()))
+            query = await end.hear(AdminQuery)
+            assert query.command == ResetPrefixCache()
+            end.say(AdminReply(query.number, PrefixCacheReset(7, 3)))
+            answer = await call
+            assert answer.success and "7 blocks forgotten; 3 stay" in answer.message
 
     run_async(scenario())
 

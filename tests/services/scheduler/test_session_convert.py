@@ -8,9 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler import convert
+from services.scheduler.convert_admin import command_from_proto
 from services.scheduler.convert_kv_events import kv_events_from_proto
 from services.worker.convert import MalformedMessage
 from tessera.scheduler.v1 import session_pb2
+from tessera.v1 import admin_pb2
+from tessera.values.admin import (
+    AbortRequests,
+    AdminQuery,
+    AdminReply,
+    AdmissionSet,
+    GetStats,
+    GroupStats,
+    ListRequests,
+    NoSuch,
+    PageMark,
+    PrefixCacheReset,
+    RequestPage,
+    RequestsAborted,
+    RequestView,
+    ResetPrefixCache,
+    SetAdmission,
+    SetDrain,
+    WorkerDrained,
+    WorkerUndrained,
+)
 from tessera.values.finish import Finish, FinishReason
 from tessera.values.identity import NO_EPOCH, Epoch
 from tessera.values.kv_events import WatchKv
@@ -59,6 +81,32 @@ SUBMISSION = Submission(
 )
 WORKERS = tuple(WorkerLoad(f"w{number}", state, number, 2, 3, 2**40) for number, state in enumerate(WorkerState))
 LOAD = GroupLoad(1, 2, 3, 4, 2**40, 0.25, 12.5, 7, 8, WORKERS)
+COMMANDS = [
+    GetStats(),
+    ListRequests(1000, PageMark(2**64 - 1, 3)),
+    ListRequests(1),
+    AbortRequests(request_id=ID),
+    AbortRequests(principal=""),
+    AbortRequests(principal="me é"),
+    ResetPrefixCache(),
+    SetAdmission(True),
+    SetAdmission(False),
+    SetDrain("w1:1", True),
+    SetDrain("w1:1", False),
+]
+VIEW = RequestView(ID, "mine", "me", "SWAPPED", 1, 2, 3, 4, "w1:1", -5)
+ANSWERS = [
+    GroupStats("SmolLM2", 7, 1, True, False, 2, 3, 4, 5, 6, 7, 8, LOAD),
+    RequestPage((VIEW, replace(VIEW, request_id=OTHER_ID, status="WAITING", worker="")), PageMark(7, 8)),
+    RequestPage(()),
+    RequestsAborted(3),
+    PrefixCacheReset(2**40, 3),
+    AdmissionSet(True),
+    AdmissionSet(False),
+    WorkerDrained(2),
+    WorkerUndrained(),
+    NoSuch("address", "no worker 'é'"),
+]
 PLAIN = Submission(bytes(16), np.array([1], np.int32), SamplingParams(0))
 
 
@@ -75,6 +123,7 @@ def over_the_wire(message):
         StopFound(ID, 0, 17, "stop"),
         Detach(ID, 3),
         Detach(ID, 3, 0),
+        *(AdminQuery(2**64 - 1, command) for command in COMMANDS),
         WatchKv(True),
         WatchKv(False),
         Heartbeat(),
@@ -120,6 +169,7 @@ def test_a_fork_of_something_that_is_no_request_id_is_malformed():
         LengthChanged(17),
         GroupLoad(),
         LOAD,
+        *(AdminReply(3, answer) for answer in ANSWERS),
         Invite(),
         Heartbeat(),
     ],
@@ -231,6 +281,33 @@ def test_a_response_without_content_or_with_an_unknown_reason_is_refused():
         convert.rejected_from_proto(session_pb2.Rejected(request_id=ID))
 
 
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (admin_pb2.ListRequestsRequest(page_size=1001), "page_size"),
+        (admin_pb2.ListRequestsRequest(page_token="7"), "page_token"),
+        (admin_pb2.ListRequestsRequest(page_token=f"1.{2**64}"), "page_token"),
+        (admin_pb2.ListRequestsRequest(page_token="9" * 10_000), "page_token"),
+        (admin_pb2.AbortRequestsRequest(), "id"),
+        (admin_pb2.AbortRequestsRequest(id="zz" * 16), "id"),
+        (admin_pb2.AbortRequestsRequest(id="00 " * 10 + "00"), "id"),
+        (admin_pb2.DrainWorkerRequest(), "address"),
+        (admin_pb2.UndrainWorkerRequest(), "address"),
+    ],
+)
+def test_an_operators_request_that_is_wrong_names_the_field(request_, field):
+    with pytest.raises(MalformedMessage, match=f"^{field}: "):
+        command_from_proto(request_)
+
+
+def test_queries_and_replies_of_another_release_are_malformed():
+    with pytest.raises(MalformedMessage, match="admin_query"):
+        convert.request_from_proto(session_pb2.SessionRequest(admin_query=session_pb2.AdminQuery(number=1)))
+    empty = session_pb2.SessionResponse(
+        admin_reply=session_pb2.AdminReply(number=1), epoch={"number": 1, "instance": b"i" * 16}
+    )
+    with pytest.raises(MalformedMessage, match="admin_reply"):
+        convert.response_from_proto(empty)
 SOUND = {
     "block_ids": [1, 2],
     "digests": bytes(16),
