@@ -45,7 +45,9 @@ def test_named_things_exist(document: Path) -> None:
     for name, option in named_options(text):
         command = main.get_command(click.Context(main), name)
         assert command is not None, f"tessera {name}"
-        known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+        commands = command.commands.values() if isinstance(command, click.Group) else [command]
+        parameters = [parameter for each in commands for parameter in each.params]
+        known = {flag for parameter in parameters for flag in (*parameter.opts, *parameter.secondary_opts)}
         assert option in known | {"--help"}, f"tessera {name} {option}"
 
 

@@ -51,14 +51,14 @@ def gateway_options(resume_timeout_s: float = RESUME_TIMEOUT_S) -> Callable[[Com
     """Give a command the options that say whom to ask, and for how long; `resume_timeout_s` is the default of its option."""
 
     def decorate(command: Command) -> Command:
-        for option in reversed((_GATEWAY, _MODEL, _TIMEOUT, _resume_timeout(resume_timeout_s))):
+        for option in reversed((gateway_option, _MODEL, _TIMEOUT, _resume_timeout(resume_timeout_s))):
             command = option(command)
         return command
 
     return decorate
 
 
-_GATEWAY = click.option(
+gateway_option = click.option(
     "--gateway",
     "--address",
     "gateways",

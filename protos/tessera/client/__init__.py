@@ -1,4 +1,4 @@
-"""Client of a Tessera gateway: `Client` for ordinary code, `AsyncClient` for asyncio. Needs grpcio and protobuf, no torch.
+"""Client of a Tessera gateway: `Client` for ordinary code, `AsyncClient` for asyncio, `AdminClient` for operators. Needs grpcio and protobuf, no torch.
 
 from tessera.client import ChatMessage, Client
 
@@ -9,6 +9,7 @@ with Client("127.0.0.1:50051") as client:
 With several gateways, as in `Client(["10.0.0.1:50051", "10.0.0.2:50051"])`, an answer outlives the one that it began at.
 """
 
+from tessera.client.admin import AdminClient
 from tessera.client.async_client import AsyncClient
 from tessera.client.connection import Tls
 from tessera.client.errors import (
@@ -30,6 +31,7 @@ from tessera.client.sync_client import Client
 
 __all__ = [
     "AccessDenied",
+    "AdminClient",
     "AlreadyExists",
     "Answer",
     "AsyncClient",

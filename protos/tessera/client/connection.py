@@ -119,3 +119,10 @@ class Gateways:
         """All of them, the present one first."""
         count = len(self.addresses)
         return [(self.present + offset) % count for offset in range(count)]
+
+
+def open_channel(address: str, tls: Tls | None) -> grpc.Channel:
+    """A channel for blocking calls. Nothing is sent before the first of them."""
+    if tls is None:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, tls.credentials(), options=[*CHANNEL_OPTIONS, *tls.options()])

@@ -10,12 +10,12 @@ import grpc
 
 from tessera.client import convert
 from tessera.client.connection import (
-    CHANNEL_OPTIONS,
     RESUME_TIMEOUT_S,
     SHORT_CALL_TIMEOUT_S,
     Gateways,
     Tls,
     metadata_of,
+    open_channel,
     split_addresses,
     with_trace,
 )
@@ -31,7 +31,8 @@ from tessera.client.request import (
     tokenize_request,
 )
 from tessera.client.results import Answer, Model, Piece, joined
-from tessera.client.resume import GiveUp, ResumableAnswer, ResumePolicy, is_broken
+from tessera.client.resume import GiveUp, ResumableAnswer, ResumePolicy
+from tessera.client.short_calls import ask
 from tessera.v1 import inference_pb2 as pb
 from tessera.v1 import inference_pb2_grpc
 
@@ -65,7 +66,7 @@ class Client:
         self._gateways = Gateways(split_addresses(addresses))
         self._policy = ResumePolicy(len(self._gateways.addresses), resume_timeout_s, retry_overloaded)
         self._metadata = metadata_of(token)
-        self._channels = [_open_channel(address, tls) for address in self._gateways.addresses]
+        self._channels = [open_channel(address, tls) for address in self._gateways.addresses]
         self._stubs: list[Any] = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in self._channels]
         self._closed = threading.Event()
 
@@ -169,22 +170,4 @@ class Client:
         return [convert.model_from_proto(model) for model in self._ask("ListModels", pb.ListModelsRequest()).models]
 
     def _ask(self, method: str, request: Any) -> Any:
-        """One call, at the next gateway where one cannot answer."""
-        order = self._gateways.order()
-        for gateway in order:
-            try:
-                return getattr(self._stubs[gateway], method)(
-                    request, timeout=SHORT_CALL_TIMEOUT_S, metadata=with_trace(self._metadata)
-                )
-            except grpc.RpcError as error:
-                failure = error_of(error)
-                if not is_broken(failure) or gateway == order[-1]:
-                    raise failure from error
-                self._gateways.leave(gateway)
-        raise AssertionError("the last gateway answers or raises")
-
-
-def _open_channel(address: str, tls: Tls | None) -> grpc.Channel:
-    if tls is None:
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, tls.credentials(), options=[*CHANNEL_OPTIONS, *tls.options()])
+        return ask(self._gateways, self._stubs, method, request, self._metadata)

@@ -308,6 +308,8 @@ def test_queries_and_replies_of_another_release_are_malformed():
     )
     with pytest.raises(MalformedMessage, match="admin_reply"):
         convert.response_from_proto(empty)
+
+
 SOUND = {
     "block_ids": [1, 2],
     "digests": bytes(16),
