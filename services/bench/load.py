@@ -12,6 +12,10 @@ Ask = Callable[[PlannedRequest, float | None], Awaitable[Outcome]]
 """Sends a request and waits for its end; the second argument is when it was meant to be sent, on the clock of `time.monotonic`."""
 
 
+FAILURE_PAUSE_S = 0.1
+"""A closed loop waits so long where a request failed: a gateway that refuses at once would be asked thousands of times a second."""
+
+
 @dataclass
 class Load:
     """One level of load. `concurrency` None is an open loop. After `duration_s` nothing is sent any more; what is under way goes on.
@@ -53,7 +57,9 @@ class Load:
     async def _closed(self, plan: Iterator[PlannedRequest], concurrency: int) -> None:
         async def lane() -> None:
             for request in plan:
-                await self._one(request, None)
+                outcome = await self._one(request, None)
+                if not outcome.is_ok:
+                    await asyncio.sleep(FAILURE_PAUSE_S)
                 if self.duration_s is not None and time.monotonic() - self.began_s >= self.duration_s:
                     return
 
@@ -71,6 +77,8 @@ class Load:
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
                 group.create_task(self._one(request, due_s))
 
-    async def _one(self, request: PlannedRequest, due_s: float | None) -> None:
+    async def _one(self, request: PlannedRequest, due_s: float | None) -> Outcome:
         self.num_started += 1
-        self.outcomes.append(await self.ask(request, due_s))
+        outcome = await self.ask(request, due_s)
+        self.outcomes.append(outcome)
+        return outcome

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from outcomes import failed
+from outcomes import answered, failed
 
 from services.bench.load import Load
 from services.bench.outcome import Outcome
@@ -17,9 +17,10 @@ RunAsync = Callable[[Coroutine[Any, Any, Any]], Any]
 
 class Desk:
     """Answers each request after `turns` turns of the event loop, or never. `full` is set once `room` are under way, `empty` once none is
-    again."""
+    again. With `fails` there is no answer."""
 
-    def __init__(self, turns: int | None = 3, room: int = 0) -> None:
+    def __init__(self, turns: int | None = 3, room: int = 0, fails: bool = False) -> None:
+        self.fails = fails
         self.full, self.empty = asyncio.Event(), asyncio.Event()
         self.room = room
         self.asked: list[tuple[int, float | None]] = []
@@ -46,7 +47,9 @@ class Desk:
             self.running -= 1
             if self.running == 0:
                 self.empty.set()
-        return failed(request.index, sent_s, time.monotonic(), "OK")
+        if self.fails:
+            return failed(request.index, sent_s, time.monotonic(), "UNAVAILABLE")
+        return answered(request.index, sent_s, [time.monotonic()])
 
 
 def plan(count: int, gap_s: float | None = None) -> Iterator[PlannedRequest]:
@@ -98,6 +101,23 @@ def test_after_the_duration_a_closed_loop_sends_nothing(run_async: RunAsync) -> 
     load = Load(desk, 2, duration_s=1e-9)
     run_async(load.run(plan(100), asyncio.Event()))
     assert len(desk.asked) == 2 == len(load.outcomes)
+
+
+def test_a_closed_loop_pauses_where_a_request_failed(run_async: RunAsync, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.bench.load.FAILURE_PAUSE_S", 1e6)
+    desk = Desk(fails=True)
+
+    async def story() -> None:
+        stop = asyncio.Event()
+        running = asyncio.create_task(Load(desk, 2).run(plan(100), stop))
+        await desk.empty.wait()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        stop.set()
+        await running
+
+    run_async(story())
+    assert [index for index, _ in desk.asked] == [0, 1]
 
 
 def test_stopping_keeps_what_is_finished(run_async: RunAsync) -> None:

@@ -30,6 +30,7 @@ class QuickGateway(inference_pb2_grpc.InferenceServiceServicer):
     refusal: tuple[grpc.StatusCode, str] | None = None
     refused_once: bool = False
     asked: list[pb.Generation] = field(default_factory=list)
+    callers: list[str] = field(default_factory=list)
     num_waiting: int = 0
     two_wait: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -42,6 +43,7 @@ class QuickGateway(inference_pb2_grpc.InferenceServiceServicer):
     async def StreamGenerate(self, request: Any, context: Any) -> AsyncIterator[pb.StreamGenerateResponse]:
         generation = request.generation
         self.asked.append(generation)
+        self.callers += [value for name, value in context.invocation_metadata() if name == "authorization"]
         if len(self.asked) > self.ends_at:
             if self.refusal is None:
                 self.num_waiting += 1
@@ -211,6 +213,24 @@ def test_an_interrupt_reports_what_is_finished(run_async: RunAsync) -> None:
     assert ended.status == 130, ended.err
     (level,) = ended.told["levels"]
     assert (level["num_ok"], level["num_interrupted"]) == (5, 2) and "5 ok, 2 interrupted" in ended.report
+
+
+def test_an_interrupt_of_the_warm_up_reports_nothing(run_async: RunAsync) -> None:
+    gateway = QuickGateway(ends_at=0)
+
+    async def story() -> Ended:
+        async with listening(gateway) as address:
+            return await bench("--gateway", address, interrupt=gateway.two_wait)
+
+    ended = run_async(story())
+    assert (ended.status, ended.told["levels"], len(gateway.asked)) == (130, [], 2), ended.err
+
+
+def test_the_token_goes_along(run_async: RunAsync, tmp_path: Path) -> None:
+    gateway, file = QuickGateway(), tmp_path / "token"
+    file.write_text("secret\n")
+    assert measure(run_async, gateway, "--requests", "1", "--warmup", "0", "--token-file", str(file)).status == 0
+    assert gateway.callers == ["Bearer secret"]
 
 
 @pytest.mark.parametrize(
