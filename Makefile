@@ -129,7 +129,7 @@ chaos: setup ## Kill, freeze and cut off every process under load; nothing may b
 	@$(BIN)/python -m tests.chaos.run $(if $(QUICK),--quick) $(ARGS)
 
 .PHONY: bench
-bench: setup bench-control bench-gateway bench-slow-readers ## Run the benchmarks (each ends with a JSON line)
+bench: setup bench-control bench-gateway bench-slow-readers bench-overload ## Run the benchmarks (each ends with a JSON line)
 	@for file in tests/benchmarks/*.py; do $(BIN)/python $$file $(ARGS) || exit 1; done
 
 .PHONY: bench-control
@@ -143,6 +143,10 @@ bench-gateway: setup ## Measure the gateway's CPU per streamed message and token
 .PHONY: bench-slow-readers
 bench-slow-readers: setup ## Measure what clients that do not read cost one that does (a minute; ARGS=--help; ends with a JSON line)
 	@$(BIN)/python -m tests.benchmarks.load.slow_readers $(ARGS)
+
+.PHONY: bench-overload
+bench-overload: setup ## Measure what becomes of ten times the load that a system takes (two minutes; ARGS=--help; ends with a JSON line)
+	@$(BIN)/python -m tests.benchmarks.load.overload $(ARGS)
 
 .PHONY: bench-invariant
 bench-invariant: setup ## Measure what the batch-invariant mode costs (minutes; ARGS=--help; ends with a JSON line)
