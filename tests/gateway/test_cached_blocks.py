@@ -1,10 +1,11 @@
 """What changes of several workers' prefix caches come to for somebody who sees one."""
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 
-from gateway.cached_blocks import CachedBlocks, Cleared, Removed, Stored
+from gateway.cached_blocks import CachedBlocks, CacheEvent, Cleared, Removed, Stored
 from tessera.values.kv_events import PoolChange
 
 ROOT, TENANT = 7, 8
@@ -24,7 +25,7 @@ def change(*blocks: Told, removed: tuple[int, ...] = (), is_gone: bool = False, 
 FIRST, SECOND, THIRD = (0, 10, ROOT, False), (1, 11, 10, True), (2, 12, 11, True)
 
 
-def digests(events: list[Stored | Removed | Cleared]) -> list[list[int]]:
+def digests(events: Sequence[CacheEvent]) -> list[list[int]]:
     return [[block.digest for block in event.blocks] for event in events if isinstance(event, Stored)]
 
 
