@@ -7,6 +7,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -39,11 +40,16 @@ _STYLE: Any = {
     "figure.facecolor": "white",
 }
 
+_BEHIND_WORDS: Any = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 2}
+
 DOTS_PER_INCH = 150
 POINTS_MAX = 20_000
 """Of pauses, drawn; evenly picked from more."""
 
 TIME_BINS_MAX = 80
+
+WIDE = 30
+"""A ratio of values from which on an axis is logarithmic."""
 
 
 def draw_curve(levels: Sequence[Figures], title: str, load_label: str, path: Path) -> None:
@@ -126,10 +132,15 @@ def _log_where_wide(axes: Axes) -> None:
     """Where the largest value is far above the smallest one, a linear axis would show only that."""
     values = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.get_lines()])
     values = values[np.isfinite(values) & (values > 0)]
-    if len(values) and values.max() / values.min() > 30:
+    if len(values) and values.max() / values.min() > WIDE:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(_plain))
+        _log_ticks(axes.yaxis)
+
+
+def _log_ticks(axis: Axis) -> None:
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
+    axis.set_major_formatter(FuncFormatter(_plain))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _plain(value: float, _position: int) -> str:
@@ -172,8 +183,24 @@ def _over_time(axes: Axes, at_s: Values, values_ms: Values, color: str, name: st
     axes.set_xlabel("sent, seconds after the start")
     axes.set_ylabel("milliseconds")
     step = max(1, len(at_s) // POINTS_MAX)
-    axes.scatter(at_s[::step], values_ms[::step], s=size, color=color, alpha=0.55, linewidths=0)
-    axes.set_ylim(bottom=0)
+    axes.scatter(at_s[::step], values_ms[::step], s=size, color=color, alpha=0.4, linewidths=0)
+    if _has_tail(values_ms):
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=_log_floor(values_ms))
+        _log_ticks(axes.yaxis)
+    else:
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(_plain))
+
+
+def _has_tail(values_ms: Values) -> bool:
+    """Whether the largest value is so far above the middle that a linear axis would show nothing of the others."""
+    return bool(len(values_ms) and values_ms.max() > WIDE * np.median(values_ms) > 0)
+
+
+def _log_floor(values_ms: Values) -> float:
+    """Where a logarithmic axis begins: pieces that came together have hardly a pause."""
+    return max(0.02, float(np.percentile(values_ms, 1)) / 2)
 
 
 def _distribution(axes: Axes, values_ms: Values, color: str, name: str) -> None:
@@ -185,11 +212,20 @@ def _distribution(axes: Axes, values_ms: Values, color: str, name: str) -> None:
         marks = np.percentile(ordered, (50, 90, 99))
         axes.plot(marks, (50, 90, 99), marker="o", markersize=5, color=color, linestyle="none")
         words = "\n".join(f"p{share} {_short(float(mark))} ms" for share, mark in zip((50, 90, 99), marks, strict=True))
-        axes.text(0.97, 0.06, words, transform=axes.transAxes, ha="right", fontsize=9, color=INK, linespacing=1.4)
+        axes.text(
+            0.97, 0.06, words, transform=axes.transAxes, ha="right", fontsize=9, color=INK, linespacing=1.4, bbox=_BEHIND_WORDS
+        )
     axes.set_xlabel("milliseconds")
     axes.set_ylabel("% of all, up to this")
     axes.set_ylim(0, 102)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    if _has_tail(values_ms):
+        axes.set_xscale("log")
+        axes.set_xlim(left=_log_floor(values_ms))
+        axes.xaxis.set_major_locator(LogLocator(numticks=7))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(FuncFormatter(_plain))
 
 
 def _short(value: float) -> str:
@@ -200,21 +236,22 @@ def _short(value: float) -> str:
 def _under_way(axes: Axes, level: Level, end_s: float) -> None:
     """Requests under way, and output pieces per second."""
     axes.set_title("Load")
-    bins = min(TIME_BINS_MAX, max(12, round(2 * end_s)))
-    edges = np.linspace(0, max(end_s, 1e-3), bins + 1)
-    sent, ended = (np.sort([getattr(item, name) - level.began_s for item in level.outcomes]) for name in ("sent_s", "end_s"))
-    middles = (edges[:-1] + edges[1:]) / 2
-    running = np.searchsorted(sent, middles, side="right") - np.searchsorted(ended, middles, side="right")
-    axes.fill_between(middles, running, step="mid", color=INK, alpha=0.15, linewidth=0)
-    axes.plot(middles, running, drawstyle="steps-mid", color=INK, linewidth=1.2)
+    steps = sorted(step for item in level.outcomes for step in ((item.sent_s, 1), (item.end_s, -1)))
+    at_s, running = (
+        np.array([0.0, *(at_s - level.began_s for at_s, _ in steps)]),
+        np.cumsum([0, *(change for _, change in steps)]),
+    )
+    axes.fill_between(at_s, running, step="post", color=INK, alpha=0.15, linewidth=0)
+    axes.plot(at_s, running, drawstyle="steps-post", color=INK, linewidth=1.0)
     axes.set_ylabel("requests under way")
     axes.set_xlabel("seconds after the start")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    edges = np.linspace(0, max(end_s, 1e-3), min(TIME_BINS_MAX, max(12, round(2 * end_s))) + 1)
     came = np.concatenate([np.asarray(item.piece_s) - level.began_s for item in level.outcomes] or [np.zeros(0)])
     rate = np.histogram(came, edges)[0] / np.diff(edges)
     other = axes.twinx()
-    other.plot(middles, rate, color=ORANGE, linewidth=2)
+    other.plot((edges[:-1] + edges[1:]) / 2, rate, color=ORANGE, linewidth=2)
     other.set_ylabel("output pieces per second", color=ORANGE)
     other.set_ylim(bottom=0)
     other.grid(visible=False)

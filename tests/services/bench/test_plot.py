@@ -54,8 +54,17 @@ def test_a_picture_has_a_readable_size_and_shows_its_values(name: str, tmp_path:
     assert (one != slower).mean() > 0.001, "other values look otherwise"
 
 
-@pytest.mark.parametrize("outcomes", [(), (failed(0, 0.0, 1.0, "UNAVAILABLE"),), (answered(0, 0.0, [1.0]),)])
-def test_hardly_anything_can_be_drawn_too(outcomes: tuple, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        (),
+        (failed(0, 0.0, 1.0, "UNAVAILABLE"),),
+        (answered(0, 0.0, [1.0]),),
+        (answered(0, 0.0, [1.0, 1.0, 1.0]),),
+        tuple(answered(index, 0.0, [0.001 * 4**index, 20.0]) for index in range(7)),
+    ],
+)
+def test_hardly_anything_and_long_tails_can_be_drawn_too(outcomes: tuple, tmp_path: Path) -> None:
     few = Level("1 at once", 1, 0.0, outcomes)
     draw_level(few, "m", tmp_path / "level.png")
     draw_curve([figures_of(few), figures_of(level(2.0))], "m", "requests at once", tmp_path / "curve.png")
