@@ -97,7 +97,7 @@ def test_a_watcher_is_told_of_the_whole_then_of_what_changes() -> None:
     assert watcher.num_begun == 1 and len(watcher.follower.prefixes) >= 3
     run(table, 2, [*range(10, 18), *range(30, 40)])
     assert_told(watcher)
-    table.leader.scheduler.reset_prefix_cache()
+    table.leader.scheduler.admin.reset_prefix_cache()
     table.leader.tick()
     assert_told(watcher)
     assert watcher.num_begun == 1 and not watcher.follower.prefixes
@@ -200,7 +200,7 @@ def test_random_lives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
             case "part" if watchers:
                 rng.choice(watchers).read_one()
             case "reset":
-                table.leader.scheduler.reset_prefix_cache()
+                table.leader.scheduler.admin.reset_prefix_cache()
                 table.leader.tick()
             case "lose":
                 nonce += 1
