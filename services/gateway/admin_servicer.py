@@ -59,8 +59,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         except MalformedMessage as error:
             field, _, text = str(error).partition(": ")
             raise InvalidArgument((FieldViolation(field, text),)) from error
-        await self._session.connected(self._scheduler_wait_s)
-        answer = await self._session.admin.ask(command)
+        answer = await self._session.administer(command, self._scheduler_wait_s)
         if isinstance(answer, NoSuch):
             raise NotFound(f"{answer.field}: {answer.text}", reason="NOT_FOUND", metadata={"field": answer.field})
         return answer_to_proto(answer)

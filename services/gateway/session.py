@@ -26,7 +26,7 @@ from services.gateway.request_stream import RequestStream
 from services.gateway.scheduler_link import RETRY_S_MAX, SchedulerLink, SessionBroken, StreamEnd
 from services.rpc.addresses import addresses
 from services.rpc.errors import TOKENIZER_MISMATCH, ServiceError, Unavailable
-from tessera.values.admin import AdminReply
+from tessera.values.admin import AdminAnswer, AdminCommand, AdminReply
 from tessera.values.identity import Epoch, new_instance_id
 from tessera.values.kv_events import KvEvents, WatchKv
 from tessera.values.load import GroupLoad
@@ -73,7 +73,7 @@ class SchedulerSession:
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer, standing: Callable[[bool], None]) -> None:
         self.live = LiveRequests()
         self.load: GroupLoad | None = None  # what the leader told last; None while there is none, and before it has
-        self.admin = AdminQueries(self._send)
+        self._admin = AdminQueries(self._send)
         self.cache_feed = CacheFeed(lambda is_on: self._send(WatchKv(is_on)))
         self._config = config
         self._heartbeat_s = config.heartbeat_ms / 1000
@@ -149,6 +149,11 @@ class SchedulerSession:
             raise self._refusal.with_traceback(None)
         assert self._served is not None
         return self._served
+
+    async def administer(self, command: AdminCommand, wait_s: float) -> AdminAnswer:
+        """What the present leader answers to an operator's command. Raises as `connected` and `AdminQueries.ask` do."""
+        await self.connected(wait_s)
+        return await self._admin.ask(command)
 
     def submit(self, stream: RequestStream) -> None:
         """Make `stream` live and hand it to the scheduler, now or with the next Hello."""
@@ -294,7 +299,7 @@ class SchedulerSession:
             self._decided.clear()
         if self._connected:
             self._connected, self.load = False, None
-            self.admin.lost()
+            self._admin.lost()
             self._standing(False)
 
     def _refuse(self, why: ServiceError) -> None:
@@ -352,7 +357,7 @@ class SchedulerSession:
                 self.load = message
                 self.cache_feed.tell_load(message)
             case AdminReply():
-                self.admin.answered(message)
+                self._admin.answered(message)
             case _:
                 assert isinstance(message, Heartbeat), message
 

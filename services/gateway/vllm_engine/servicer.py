@@ -128,8 +128,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     async def FlushCache(self, request: Any, context: Any) -> Any:
         """The prefix caches of all workers forget what no request holds."""
-        await self._served()
-        reset = await self._session.admin.ask(ResetPrefixCache())
+        reset = await self._session.administer(ResetPrefixCache(), self._wait_s)
         assert isinstance(reset, PrefixCacheReset), reset
         text = f"{reset.num_forgotten_blocks} blocks forgotten; {reset.num_held_blocks} stay, since requests hold them"
         return common_pb2.FlushCacheResponse(success=True, message=text)

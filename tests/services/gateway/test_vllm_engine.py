@@ -402,6 +402,18 @@ def test_a_flushed_cache_is_that_of_the_group(run_async, house):
     run_async(scenario())
 
 
+def test_a_cache_is_not_flushed_without_a_leader(run_async, house):
+    async def scenario():
+        async with engine(house, scheduler_wait_ms=0) as (_, end, stub):
+            call = asyncio.ensure_future(stub.FlushCache(common_pb2.FlushCacheRequest()))
+            await end.hear(AdminQuery)
+            end.break_off()
+            assert reason_and_fields(await refused(call))[0] == "LEADER_LOST"
+            assert reason_and_fields(await refused(stub.FlushCache(common_pb2.FlushCacheRequest())))[0] == "NO_SCHEDULER"
+
+    run_async(scenario())
+
+
 def test_without_the_package_the_option_says_what_to_install(run_async, house, monkeypatch):
     async def scenario():
         monkeypatch.setattr("services.gateway.engine_protocol.PACKAGE", "no_such_package")
