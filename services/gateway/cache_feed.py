@@ -110,7 +110,7 @@ class CacheFeed:
         self._cached: CachedBlocks | None = None  # None: not known yet
         self._coming: CachedBlocks | None = None  # what has come of a whole
         self._is_over = False
-        self._load: GroupLoad | None = None
+        self.load: GroupLoad | None = None  # what the leader told last; None while there is none, and before it has
         self._load_told_s = 0.0
 
     @contextmanager
@@ -139,6 +139,10 @@ class CacheFeed:
         if self._listeners:
             self._watch(True)
 
+    def disconnected(self) -> None:
+        """There is no leader: nobody knows the load. What was cached is known until the next one has told the whole."""
+        self.load = None
+
     def take(self, events: KvEvents) -> None:
         """The leader tells. What still comes after nobody listens is of no use."""
         if not self._listeners:
@@ -158,7 +162,7 @@ class CacheFeed:
 
     def tell_load(self, load: GroupLoad) -> None:
         """The leader tells the group's load."""
-        self._load, self._load_told_s = load, time.monotonic()
+        self.load, self._load_told_s = load, time.monotonic()
         for listener in self._listeners:
             listener.note_load()
 
@@ -169,7 +173,7 @@ class CacheFeed:
             listener.end()
 
     def _load_and_age(self) -> tuple[GroupLoad | None, int]:
-        return self._load, int(1000 * (time.monotonic() - self._load_told_s))
+        return self.load, int(1000 * (time.monotonic() - self._load_told_s))
 
     def _replace(self, whole: CachedBlocks) -> None:
         whole.filled()

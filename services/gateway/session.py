@@ -72,7 +72,6 @@ class SchedulerSession:
 
     def __init__(self, config: GatewayConfig, tokenizer: Tokenizer, standing: Callable[[bool], None]) -> None:
         self.live = LiveRequests()
-        self.load: GroupLoad | None = None  # what the leader told last; None while there is none, and before it has
         self._admin = AdminQueries(self._send)
         self.cache_feed = CacheFeed(lambda is_on: self._send(WatchKv(is_on)))
         self._config = config
@@ -298,8 +297,9 @@ class SchedulerSession:
         if self._refusal is None:
             self._decided.clear()
         if self._connected:
-            self._connected, self.load = False, None
+            self._connected = False
             self._admin.lost()
+            self.cache_feed.disconnected()
             self._standing(False)
 
     def _refuse(self, why: ServiceError) -> None:
@@ -354,7 +354,6 @@ class SchedulerSession:
                 assert self._served is not None, "a leader has answered"
                 self._served = replace(self._served, max_request_len=max_request_len)
             case GroupLoad():
-                self.load = message
                 self.cache_feed.tell_load(message)
             case AdminReply():
                 self._admin.answered(message)

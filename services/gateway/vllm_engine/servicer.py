@@ -144,8 +144,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     def _load(self) -> GroupLoad:
         """Before a leader has told anything, and while there is none: of the requests of this gateway, each of which waits until its first
         token."""
-        if self._session.load is not None:
-            return self._session.load
+        if self._session.cache_feed.load is not None:
+            return self._session.cache_feed.load
         num_running = sum(stream.num_tokens > 0 for stream in self._session.live)
         num_waiting = len(self._session.live) - num_running
         return GroupLoad(num_running, num_waiting, max_running=self._config.max_concurrent_requests)
