@@ -14,10 +14,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from numpy.typing import NDArray
 
 from services.bench.figures import Figures, Level, Spread
+from services.bench.objectives import Objective
 
 Values = NDArray[np.float64]
 
-BLUE, ORANGE, GREEN, RED, INK, FAINT = "#2f6db5", "#e08214", "#2a9d6f", "#c8434b", "#2b2d33", "#d8dbe2"
+BLUE, ORANGE, GREEN, RED = "#2f6db5", "#e08214", "#2a9d6f", "#c8434b"
+INK, FAINT_INK, FAINT = "#2b2d33", "#8a8f9c", "#d8dbe2"
 
 _STYLE: Any = {
     "font.size": 10,
@@ -26,7 +28,7 @@ _STYLE: Any = {
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": "#8a8f9c",
+    "axes.edgecolor": FAINT_INK,
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,
     "xtick.color": INK,
@@ -52,7 +54,9 @@ WIDE = 30
 """A ratio of values from which on an axis is logarithmic."""
 
 
-def draw_curve(levels: Sequence[Figures], title: str, load_label: str, path: Path) -> None:
+def draw_curve(
+    levels: Sequence[Figures], title: str, load_label: str, path: Path, objectives: Sequence[Objective] = ()
+) -> None:
     """TTFT, TPOT and ITL, throughput, and requests against the load. `load_label`: what the load is, with its unit."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(11, 7.4), layout=_layout())
@@ -64,7 +68,9 @@ def draw_curve(levels: Sequence[Figures], title: str, load_label: str, path: Pat
         per_token.set_title("Per output token: mean (TPOT) and pauses (ITL)")
         _percentiles(per_token, loads, [level.tpot_ms for level in levels], GREEN, "TPOT ")
         _line(per_token, loads, [_of(level.itl_ms, "p99") for level in levels], RED, "ITL p99", linestyle=(0, (4, 2)))
-        for axes in (first, per_token):
+        for axes, measure in ((first, "ttft"), (per_token, "tpot")):
+            for limit_ms in (objective.limit_ms for objective in objectives if objective.measure == measure):
+                axes.axhline(limit_ms, color=FAINT_INK, linewidth=1.2, linestyle=":", label=f"objective, {limit_ms:g} ms")
             axes.set_ylabel("milliseconds")
             _log_where_wide(axes)
         throughput.set_title("Throughput")
@@ -87,7 +93,7 @@ def _layout() -> ConstrainedLayoutEngine:
 
 def _requests(axes: Axes, levels: Sequence[Figures], loads: Sequence[float], is_rate: bool) -> None:
     if is_rate:
-        axes.plot(loads, loads, color="#8a8f9c", linewidth=1, linestyle=":", label="offered")
+        axes.plot(loads, loads, color=FAINT_INK, linewidth=1, linestyle=":", label="offered")
     _line(axes, loads, [level.requests_per_s for level in levels], BLUE, "answered")
     if any(level.goodput_per_s is not None for level in levels):
         _line(axes, loads, [level.goodput_per_s for level in levels], GREEN, "within the objectives")
@@ -135,6 +141,8 @@ def _log_where_wide(axes: Axes) -> None:
     if len(values) and values.max() / values.min() > WIDE:
         axes.set_yscale("log")
         _log_ticks(axes.yaxis)
+    else:
+        axes.yaxis.set_major_formatter(FuncFormatter(_plain))
 
 
 def _log_ticks(axis: Axis) -> None:
@@ -144,7 +152,7 @@ def _log_ticks(axis: Axis) -> None:
 
 
 def _plain(value: float, _position: int) -> str:
-    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
+    return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
 
 
 def _of(spread: Spread | None, name: str) -> float | None:

@@ -129,7 +129,7 @@ async def _measured(config: BenchConfig, trace: Sequence[TraceRequest], clients:
             run.figures.append(figures := figures_of(level, config.objectives))
             click.echo(row(figures) if len(config.levels) > 1 else full_report(figures, " ".join(config.slo_words)))
             for warning in warnings_of(figures):
-                click.echo(f"Note: {warning}", err=True)
+                click.echo(f"Note, {figures.load}: {warning}", err=True)
             if file is not None:
                 file.writelines(
                     json.dumps({"load": level.load, **item.as_json(level.began_s)}) + "\n" for item in level.outcomes
@@ -170,7 +170,8 @@ def _draw(run: _Run, config: BenchConfig) -> None:
         draw_level(run.levels[0], f"{title}, {run.figures[0].load}", config.plot_file)
     else:
         is_rate = config.levels[0].rate is not None
-        draw_curve(run.figures, title, "requests per second, offered" if is_rate else "requests at once", config.plot_file)
+        load_label = "requests per second, offered" if is_rate else "requests at once"
+        draw_curve(run.figures, title, load_label, config.plot_file, config.objectives)
 
 
 def _fail(message: str, status: int) -> NoReturn:

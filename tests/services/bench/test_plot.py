@@ -54,6 +54,16 @@ def test_a_picture_has_a_readable_size_and_shows_its_values(name: str, tmp_path:
     assert (one != slower).mean() > 0.001, "other values look otherwise"
 
 
+def test_objectives_are_lines(tmp_path: Path) -> None:
+    draw_curve(curve(), "m", "requests at once", tmp_path / "without.png")
+    draw_curve(
+        curve(), "m", "requests at once", tmp_path / "with.png", [parse_objective("ttft:300"), parse_objective("tpot:40")]
+    )
+    without, with_lines = pixels(tmp_path / "without.png"), pixels(tmp_path / "with.png")
+    upper, lower = np.array_split((without != with_lines).any(axis=2), 2)
+    assert all(half.sum() > 500 for half in np.array_split(upper, 2, axis=1)) and not lower[50:].any()
+
+
 @pytest.mark.parametrize(
     "outcomes",
     [

@@ -147,7 +147,7 @@ def test_requests_are_token_ids_with_lengths_that_hold_and_a_salt_of_the_level(r
 
 def test_an_open_loop_at_several_rates_is_a_row_each_and_a_picture(run_async: RunAsync, tmp_path: Path) -> None:
     picture = tmp_path / "curve.png"
-    given = ("--rates", "100,50", "--requests", "5", "--output-tokens", "3", "--plot", str(picture))
+    given = ("--rates", "100,50", "--requests", "5", "--output-tokens", "3", "--slo", "ttft:5", "--plot", str(picture))
     ended = measure(run_async, QuickGateway(), *given)
     assert ended.status == 0, ended.err
     assert [line.split()[0] for line in ended.report.splitlines()[1:]] == ["load", "50", "100"]
