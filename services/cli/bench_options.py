@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from services.bench.lengths import LENGTH_MAX, parse_lengths
 from services.bench.objectives import Objective, parse_objective
@@ -263,8 +264,7 @@ def given_config(options: dict[str, Any]) -> BenchConfig:
     if len(given) > 1:
         raise click.UsageError(f"{' and '.join(f'--{name}' for name in given)} are two kinds of load: give one")
     trace, requests = options["trace"], options["requests"]
-    if trace is None and options["trace_limit"] is not None:
-        raise click.UsageError("--trace-limit needs --trace")
+    _refuse_what_has_no_effect(trace is not None, options["rate"] is not None or options["rates"] is not None)
     if requests is None and trace is None and options["duration_s"] is None:
         requests = DEFAULT_REQUESTS
     if requests is None and options["rate"] is not None and math.isinf(options["rate"]) and trace is None:
@@ -279,6 +279,22 @@ def given_config(options: dict[str, Any]) -> BenchConfig:
         **own,
         **rest,
     )
+
+
+_DRAWN = ("input_tokens", "output_tokens", "shared_prefix_tokens")
+
+
+def _refuse_what_has_no_effect(has_trace: bool, has_rate: bool) -> None:
+    """Raises click.UsageError for an option on the command line that the others make void; one from the environment is for every run."""
+    context = click.get_current_context()
+    void = {} if has_trace else dict.fromkeys(("trace_limit", "time_scale"), "needs --trace")
+    if has_trace:
+        void |= dict.fromkeys(_DRAWN, "has no effect with --trace, which says the lengths")
+    if not has_rate:
+        void["burstiness"] = "needs --rate or --rates"
+    for name, why in void.items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} {why}")
 
 
 def _levels(options: dict[str, Any]) -> tuple[LevelPlan, ...]:
