@@ -36,8 +36,8 @@ def test_an_operator_sees_and_steers_a_live_group_across_a_takeover(tmp_path: Pa
             admin.abort(listed.id)
 
         admin.pause_admission()
-        with Client(stack.address, resume_timeout_s=0) as impatient, pytest.raises(Unavailable) as refused:
-            impatient.generate("Hello", max_tokens=1)
+        with Client(stack.address, resume_timeout_s=1.5) as hasty, pytest.raises(Unavailable) as refused:
+            hasty.generate("Hello", max_tokens=1)  # tries again after a second
         assert refused.value.details.reason == "ADMISSION_PAUSED"
         admin.resume_admission()
 

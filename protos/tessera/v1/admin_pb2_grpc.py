@@ -115,7 +115,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PauseAdmission(self, request, context):
-        """From now on new requests are UNAVAILABLE with the reason ADMISSION_PAUSED, and when to try again. What waits, runs or is resumed goes on. It
+        """From now on new requests are UNAVAILABLE with the reason ADMISSION_PAUSED, and when to try again. What waits, runs or has begun to answer goes on. It
         ends with the present leader: the next one admits requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -81,8 +81,8 @@ class Scheduler:
         if known is not None:
             refused = self._validator.contradiction(known, submission)
             return refused if refused is not None else self._claim(known, subscriber, received, now_us)
-        has_begun = bool(received) or subscriber > 0 or any(request_id in replica.orphans for replica in self._fleet)
-        refused = self._validator.refusal(submission, has_begun)
+        has_output = bool(received) or any(request_id in replica.orphans for replica in self._fleet)
+        refused = self._validator.refusal(submission, has_output or subscriber > 0, has_output)
         if refused is not None:
             return refused
         self._totals.num_submitted += 1

@@ -54,9 +54,9 @@ class Validator:
         message = f"{name!r} lives with another body; if its gateway is gone, it ends within {grace_ms} ms"
         return Refused(RefusalReason.ALREADY_EXISTS, message, grace_ms)
 
-    def refusal(self, submission: Submission, has_begun: bool) -> Refused | None:
+    def refusal(self, submission: Submission, has_begun: bool, has_output: bool = False) -> Refused | None:
         """Why a new request cannot come in. For one that had begun the queue's limits are wider: nothing in flight is lost."""
-        if self.is_paused and not has_begun:
+        if self.is_paused and not has_output:  # a client that was refused comes again as one that resumes
             return PAUSED
         len_max, step_tokens_max = self._fleet.request_len_max, self._fleet.step_tokens_max
         if len_max is None or step_tokens_max is None:

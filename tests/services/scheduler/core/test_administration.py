@@ -94,13 +94,15 @@ def test_while_admission_is_paused_only_what_had_begun_comes_in() -> None:
     refused = rig.try_submit(2, numbers(5))
     assert isinstance(refused, Refused) and refused.reason is RefusalReason.PAUSED and refused.retry_after_ms > 0
     assert isinstance(rig.scheduler.submit(rig.sequence(1).submission, 1, (), 0), Known)
-    resumed = rig.sequence(1).submission
+    resumed, received = rig.sequence(1).submission, rig.sequence(1).output_token_ids()
     rig.finish_all()
     rig.assert_as_alone(1)
     assert rig.scheduler.request(running) is not None
     rig.scheduler.forget_finished(10**12)
     rig.check()
-    assert isinstance(rig.scheduler.submit(resumed, 2, (), 0), Admitted), "its client knows that it ran"
+    again = rig.scheduler.submit(resumed, 2, (), 0)
+    assert isinstance(again, Refused) and again.reason is RefusalReason.PAUSED, "to try again is not to have begun"
+    assert isinstance(rig.scheduler.submit(resumed, 2, received, 0), Admitted), "it has tokens: it ran"
     admin.set_admission(False)
     rig.submit(2, numbers(5))
     rig.finish_all()
