@@ -1,11 +1,14 @@
 """What operators ask of a leader, on a table: answers leave once the store has what they changed, and a takeover undoes none of it."""
 
+import random
 from collections.abc import Iterator
 
 import pytest
 from core.fake_worker import FakeWorker
 from leader_table import WORKER, Gateway, Table, submission
 
+from services.scheduler.core.block_map import BlockMap
+from services.scheduler.core.held_blocks import held_blocks
 from services.scheduler.store.memory import MemoryStore
 from tessera.values.admin import (
     AbortRequests,
@@ -182,3 +185,44 @@ def test_a_reset_is_not_answered_while_the_store_is_away(table: Table) -> None:
     for _ in range(60):
         table.later(20)
     assert answers(operator) == [PrefixCacheReset(2, 0)]
+
+
+def cached_digests(table: Table) -> set[int]:
+    replica = table.leader.scheduler.replica(WORKER)
+    assert replica is not None
+    return {entry.digest for entry in replica.manager.published()}
+
+
+def found_digests(table: Table) -> set[int]:
+    """What the next leader finds, before it goes on."""
+    (recorded,) = table.store.stored().state.blocks.values() or [BlockMap()]
+    return set(held_blocks(table.worker.report(), recorded.values()).digests.tolist())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_any_life_a_takeover_finds_nothing_that_is_forgotten(seed: int) -> None:
+    """Requests with common beginnings come, run and end, resets in between; a leader follows at any time at which no reset waits. The pool is
+    so large that nothing is forgotten for another reason."""
+    dice, table, number, num_forgotten = random.Random(seed), Table(FakeWorker(400, 4)), 0, 0
+    for term in range(2, 6):
+        gateway, operator, num_waiting = table.gateway(), table.gateway(), 0
+        for _ in range(dice.randint(5, 30)):
+            if dice.random() < 0.5:
+                number += 1
+                prompt = [*range(5, 5 + dice.randint(1, 12)), dice.randint(20, 22)]
+                gateway.submit(submission(number, prompt, max_tokens=dice.randint(1, 20)))
+            if dice.random() < 0.3:
+                ask(operator, ResetPrefixCache())
+                num_waiting += 1
+            table.run(dice.randint(0, 6))
+            gateway.read()
+        while num_waiting:
+            table.now_us += 20_000
+            table.leader.tick()
+            table.run(dice.randint(0, 3))
+            found = answers(operator)
+            num_waiting -= len(found)
+            num_forgotten += sum(answer.num_forgotten_blocks for answer in found if isinstance(answer, PrefixCacheReset))
+        assert found_digests(table) <= cached_digests(table)
+        table = Table(table.worker, table.store, term)
+    assert num_forgotten > 0

@@ -13,6 +13,7 @@ from services.scheduler.core.recovery import GatewayClaim, join
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.worker_loss import LEFT
+from tessera.values.admin import SetDrain, WorkerDrained, WorkerUndrained
 from tessera.values.config import POLICIES, PREEMPTION_POLICIES, WORKER_CHOICES
 from tessera.values.finish import FinishReason
 from tessera.values.identity import Epoch
@@ -167,7 +168,7 @@ class FleetLife:
 
 
 class ServedLife(FleetLife):
-    """In which gateways and operators have their say as well: forks, stops, contradictions, departures, pauses and emptied caches. Of an
+    """In which gateways and operators have their say as well: forks, stops, contradictions, departures, drains, pauses and emptied caches. Of an
     output that somebody has cut or replaced only the journal and the parts of the scheduler are compared."""
 
     def __init__(self, seed: int, **given: object) -> None:
@@ -175,7 +176,19 @@ class ServedLife(FleetLife):
         self.altered: set[bytes] = set()
 
     def rare_events(self) -> list[Callable[[], None]]:
-        own = [self.fork, self.fork, self.stop, self.contradict, self.leave, self.pause, self.resume, self.resume, self.empty]
+        own = [
+            self.fork,
+            self.fork,
+            self.stop,
+            self.contradict,
+            self.leave,
+            self.pause,
+            self.resume,
+            self.resume,
+            self.empty,
+            self.drain,
+            self.undrain,
+        ]
         return super().rare_events() + own + own
 
     def live(self) -> list[Sequence]:
@@ -225,10 +238,20 @@ class ServedLife(FleetLife):
         self.rig.scheduler.admin.reset_prefix_cache()
         self.rig.check()
 
+    def drain(self) -> None:
+        for name in self.present()[:1]:
+            answer = self.rig.scheduler.admin.set_drain(SetDrain(name, True))
+            assert answer == WorkerDrained(self.rig.scheduler.replica(name).num_requests)
+
+    def undrain(self) -> None:
+        for name in self.present():
+            assert self.rig.scheduler.admin.set_drain(SetDrain(name, False)) == WorkerUndrained()
+
     def end(self) -> None:
         self.resume()
         for name in self.rig.workers:  # who was to leave has come back
             self.rig.attach(name)
+        self.undrain()
         super().end()
 
     def as_alone(self, sequence: Sequence) -> None:
