@@ -1,4 +1,4 @@
-"""The status of every bad input to the public API: one table, which has a row for every field that can be wrong.
+"""The status of every bad input to the public APIs: one table, which has a row for every field that can be wrong.
 
 A path that a row names covers its field; a field that no row names is in `NEVER_WRONG`, with the reason.
 """
@@ -15,10 +15,14 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 
 from services.rpc.status import metadata_of
+from tessera.v1 import admin_pb2, admin_pb2_grpc
 from tessera.v1 import inference_pb2 as pb
 from tessera.values.session import Submit
 
-SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"]
+METHODS = [
+    *pb.DESCRIPTOR.services_by_name["InferenceService"].methods,
+    *admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods,
+]
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 
 NEVER_WRONG = {
@@ -31,6 +35,7 @@ NEVER_WRONG = {
     "Sampling.ignore_eos": "either is fine",
     "TokenizeRequest.add_special_tokens": "either is fine",
     "DetokenizeRequest.skip_special_tokens": "either is fine",
+    "AbortRequestsRequest.principal": "any name, also of nobody",
 }
 
 
@@ -187,18 +192,34 @@ ROWS = {
     ],
     "GetModel": [Row(pb.GetModelRequest(model="gpt-5"), "model", **UNKNOWN_MODEL)],
     "ListModels": [],
+    "GetStats": [],
+    "ListRequests": [
+        Row(admin_pb2.ListRequestsRequest(page_size=1001), "page_size"),
+        *[Row(admin_pb2.ListRequestsRequest(page_token=token), "page_token") for token in ("x", "7", "7.-3", "7.3.1", LARGE)],
+    ],
+    "AbortRequests": [
+        Row(admin_pb2.AbortRequestsRequest(), "id"),
+        *[Row(admin_pb2.AbortRequestsRequest(id=name), "id") for name in ("", "no", "x" * 32, "0" * 33, LARGE)],
+    ],
+    "ResetPrefixCache": [],
+    "PauseAdmission": [],
+    "ResumeAdmission": [],
+    "DrainWorker": [Row(admin_pb2.DrainWorkerRequest(), "address")],
+    "UndrainWorker": [Row(admin_pb2.UndrainWorkerRequest(), "address")],
 }
 
 
-@pytest.mark.parametrize("method", ROWS)
+@pytest.mark.parametrize("method", [method for method, rows in ROWS.items() if rows])
 def test_bad_input_names_its_field_and_harms_nobody(run_async, house, method):
     async def scenario():
         async with house() as h:
             end = await h.session()
             neighbour = h.stream()
             submit = await end.hear(Submit)
+            admin = admin_pb2_grpc.AdminServiceStub(h.channel)
             for row in ROWS[method]:
-                error = await refused(getattr(h.stub, method)(row.asked))
+                stub = h.stub if hasattr(h.stub, method) else admin
+                error = await refused(getattr(stub, method)(row.asked))
                 reason, fields = reason_and_fields(error)
                 named = fields or [metadata_of(error)["field"]]
                 assert (error.code(), reason, named) == (row.code, row.reason, [row.field]), error.details()
@@ -222,8 +243,8 @@ def fields_of(descriptor: Descriptor, path: str = "") -> Iterator[tuple[str, Fie
 
 def test_every_field_has_a_row_or_is_never_wrong():
     never_wrong = set()
-    assert set(ROWS) == {method.name for method in SERVICE.methods}
-    for method in SERVICE.methods:
+    assert list(ROWS) == [method.name for method in METHODS]
+    for method in METHODS:
         rows = {re.sub(r"\[[^]]*\]", "", row.field) for row in ROWS[method.name]}
         for path, field in fields_of(method.input_type):
             name = f"{field.containing_type.name}.{field.name}"
