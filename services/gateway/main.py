@@ -21,6 +21,7 @@ from services.rpc.metrics_server import MetricsServer
 from services.rpc.server import RpcServer, ServerConfig, stop_signal
 from services.rpc.tokens import Role
 from services.rpc.tracing import start_tracing
+from services.settled_heap import settle_heap
 from tessera.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tessera.values.known_models import locate
 
@@ -129,6 +130,7 @@ def run(config: GatewayConfig) -> None:
 async def _run(config: GatewayConfig) -> None:
     stop = stop_signal()
     async with serving(config) as gateway:
+        settle_heap()
         await asyncio.wait((stop, gateway.sessions), return_when=asyncio.FIRST_COMPLETED)
         if not stop.done():
             gateway.sessions.result()  # raises what ended it

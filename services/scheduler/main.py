@@ -16,6 +16,7 @@ from services.scheduler.metrics import scheduler_metrics
 from services.scheduler.sessions import SessionServicer
 from services.scheduler.store.redis_store import RedisStore
 from services.scheduler.terms import DURABLE, SERVICE_NAME, Terms
+from services.settled_heap import settle_heap
 from tessera.scheduler.v1 import session_pb2_grpc
 
 SESSIONS_END_S = 0.5
@@ -32,6 +33,7 @@ def run(config: SchedulerConfig) -> None:
 async def _run(config: SchedulerConfig) -> None:
     stop = stop_signal()
     async with _serving(config) as terms:
+        settle_heap()
         await asyncio.wait((stop, terms.running), return_when=asyncio.FIRST_COMPLETED)
         if terms.running.done():
             terms.running.result()  # raises: it ends by nothing but a bug
