@@ -1,11 +1,13 @@
 """The bootstrap against real channels: errors become statuses, health and reflection answer, draining is graceful."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -251,6 +253,29 @@ def test_health_follows_readiness_and_watches_see_every_change(run_async):
             server.health.set_ready(NAME, True)  # too late
             assert (await watches[1].read()).status == NOT_SERVING
             assert await watches[1].read() is grpc.aio.EOF
+
+    run_async(scenario())
+
+
+def test_a_refused_call_leaves_nothing_for_the_collector(run_async):
+    async def scenario():
+        servicer = Scripted()
+        async with serving(servicer) as (_server, channel):
+            raised = []
+
+            async def refuse(context):
+                error = errors.Overloaded("full", reason="FULL", retry_after_ms=10)
+                raised.append(weakref.ref(error))
+                raise error
+
+            servicer.act = refuse
+            gc.disable()
+            try:
+                await refusal(channel)
+                await refusal(channel)  # the first is over, on the server's side too
+            finally:
+                gc.enable()
+            assert raised[0]() is None
 
     run_async(scenario())
 
