@@ -5,7 +5,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from services.gateway.session import SchedulerSession
-from services.rpc.errors import FieldViolation, InvalidArgument, NotFound
+from services.rpc.errors import InvalidArgument, NotFound
 from services.scheduler.convert_admin import answer_to_proto, command_from_proto
 from services.worker.convert import MalformedMessage
 from tessera.v1 import admin_pb2, admin_pb2_grpc
@@ -57,8 +57,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         try:
             command = command_from_proto(request)
         except MalformedMessage as error:
-            field, _, text = str(error).partition(": ")
-            raise InvalidArgument((FieldViolation(field, text),)) from error
+            raise InvalidArgument.of(error) from error
         answer = await self._session.administer(command, self._scheduler_wait_s)
         if isinstance(answer, NoSuch):
             raise NotFound(f"{answer.field}: {answer.text}", reason="NOT_FOUND", metadata={"field": answer.field})

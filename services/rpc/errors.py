@@ -43,6 +43,12 @@ class InvalidArgument(ServiceError):
         super().__init__(text, reason=reason, metadata=metadata)
         self.violations = violations
 
+    @classmethod
+    def of(cls, error: ValueError, reason: str = "INVALID_FIELD") -> "InvalidArgument":
+        """Of an error whose text is the one field's name, a colon, and what is wrong with it."""
+        field, _, description = str(error).partition(": ")
+        return cls((FieldViolation(field, description),), reason=reason)
+
 
 class NotFound(ServiceError):
     """Nothing of this name lives here."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 import structlog
 
-from services.rpc.errors import FailedPrecondition, FieldViolation, InvalidArgument
+from services.rpc.errors import FailedPrecondition, InvalidArgument
 from services.scheduler import convert
 from services.worker.convert import MalformedMessage
 from tessera.scheduler.v1 import session_pb2, session_pb2_grpc
@@ -224,7 +224,7 @@ class _Conversation:
         except TimeoutError:
             _log.warning("gateway silent", gateway=self._session.gateway_id.hex())
         except MalformedMessage as error:
-            raise _malformed(error) from error
+            raise InvalidArgument.of(error, reason="MALFORMED_MESSAGE") from error
         finally:
             self._session.close()
 
@@ -272,8 +272,3 @@ async def _next(requests: AsyncIterator[session_pb2.SessionRequest]) -> GatewayM
     """What the gateway says next. Raises StopAsyncIteration, TimeoutError after SILENCE_S, MalformedMessage."""
     async with asyncio.timeout(SILENCE_S):  # not wait_for: in Python 3.11 that can swallow a cancellation
         return convert.request_from_proto(await anext(requests))
-
-
-def _malformed(error: MalformedMessage) -> InvalidArgument:
-    field, _, text = str(error).partition(": ")
-    return InvalidArgument((FieldViolation(field, text),), reason="MALFORMED_MESSAGE")

@@ -269,4 +269,4 @@ def _epoch_of(message: worker_pb2.AttachRequest | worker_pb2.ScheduledBatch | wo
     try:
         return convert.epoch_from_proto(message.epoch)
     except convert.MalformedMessage as error:
-        raise InvalidArgument((FieldViolation("epoch", str(error).removeprefix("epoch: ")),)) from error
+        raise InvalidArgument.of(error) from error
