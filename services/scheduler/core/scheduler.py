@@ -60,7 +60,7 @@ class Scheduler:
         self.admin = Administration(self._lifecycle, self._validator)
         self._capacity = CapacityWatch(self._lifecycle, config.capacity_wait_ms)
         self._totals = Totals()
-        self.load_meter = LoadMeter(self._lifecycle, self._totals)
+        self.load_meter = LoadMeter(self._lifecycle, self.load)
         self.spec_stats = SpecStats()
         self._commit = OutputCommit(self._lifecycle, self.spec_stats)
         self._forgotten: set[bytes] | None = set()  # who ended here, while slots of unknown requests are kept; then None
