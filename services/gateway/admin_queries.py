@@ -7,8 +7,9 @@ from collections.abc import Callable
 from services.rpc.errors import Unavailable
 from tessera.values.admin import AdminAnswer, AdminCommand, AdminQuery, AdminReply
 
-ANSWER_S_MAX = 10.0
-"""An answer waits for the store, and that of a reset prefix cache for the workers; one of them may be away."""
+ANSWER_S_MAX = 25.0
+"""An answer waits for the store, and that of a reset prefix cache for about six steps of each worker, which may be long ones. Less than the
+deadline of our own client, so that this says what is the matter."""
 
 RETRY_MS = 500
 """About the time in which another scheduler takes over."""
