@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.cli.gateway_access import OPEN, GatewayAccess
-from tessera.client import AsyncClient, Finish, FinishReason, GenerateOptions, Piece, Prompt, TokenLogprobs
+from tessera.client import AsyncClient, Finish, GenerateOptions, Piece, Prompt, TokenLogprobs
 from tessera.client.results import joined
 
 
@@ -22,11 +22,6 @@ class TimedAnswer:
     total_s: float
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it came to an end of its own, not of an error or an abort."""
-        return self.finish.reason in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 RESUME_TIMEOUT_S = 10.0

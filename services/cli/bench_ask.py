@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from services.bench.outcome import OK, Outcome, Served
 from services.bench.prompts import Prompts
 from services.bench.workload import PlannedRequest
-from tessera.client import AsyncClient, Finish, FinishReason, GenerateOptions, Overloaded, TesseraError
+from tessera.client import AsyncClient, Finish, GenerateOptions, Overloaded, TesseraError
 
 RETRY_MS = 100
 """Wait before a retry where the gateway does not say."""
-
-_WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class GatewayAsk:
                     continue
                 status, message = error.code.name, error.message
             if finish is not None:
-                status = OK if finish.reason in _WHOLE else f"ANSWER_{finish.reason.name}"
+                status = OK if finish.is_whole else f"ANSWER_{finish.reason.name}"
                 message = finish.message
             served = None if finish is None else _served(finish)
             return Outcome(request.index, sent_s, time.monotonic(), status, message, arrival_s, piece_s, served, retries)

@@ -147,7 +147,7 @@ def _one(prompt: Prompt, options: dict[str, Any]) -> bool:
     if not options["as_json"] and (told := table(answer)):
         click.echo(told, err=True)
     click.echo(summary(answer), err=True)
-    return answer.is_whole
+    return answer.finish.is_whole
 
 
 def _several(prompt: Prompt, options: dict[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.cli.gateway_access import GatewayAccess
-from tessera.client import Answer, AsyncClient, FinishReason, GenerateOptions, Prompt
+from tessera.client import Answer, AsyncClient, GenerateOptions, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class SeveralAnswers:
     @property
     def are_whole(self) -> bool:
         """Whether each came to an end of its own."""
-        return all(answer.finish.reason in (FinishReason.STOP, FinishReason.LENGTH) for answer in self.answers)
+        return all(answer.finish.is_whole for answer in self.answers)
 
 
 async def ask_several(

@@ -134,7 +134,7 @@ class _System:
         _say(summary(answer))
         if answer.token_ids:
             _say(f"First token {asked_s + answer.first_token_s:.1f} s after the start.")
-        return answer.is_whole
+        return answer.finish.is_whole
 
 
 async def _interruptible(system: _System) -> int:

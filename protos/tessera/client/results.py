@@ -48,6 +48,11 @@ class Finish:
     timings: Timings
     message: str
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer came to an end of its own, not of an error or an abort."""
+        return self.reason in (FinishReason.STOP, FinishReason.LENGTH)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
