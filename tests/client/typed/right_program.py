@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 from tessera.client import (
     AccessDenied,
+    AdminClient,
     AlreadyExists,
     Answer,
     AsyncClient,
@@ -32,6 +33,7 @@ from tessera.client import (
     Unavailable,
     Usage,
 )
+from tessera.client.admin import CacheReset, RequestInfo, RequestState, Stats, WorkerState
 
 TLS = Tls(ca="ca.pem", cert="me.pem", key="me.key", server_name="gateway")
 
@@ -65,7 +67,8 @@ def told(piece: Piece) -> str:
     timings: Timings = finish.timings
     reason: FinishReason = finish.reason
     ids: tuple[int, ...] = piece.token_ids
-    return f"{reason.value} {usage.cached_tokens + timings.ttft_us + len(ids)} {finish.stop_string or finish.stop_token_id}"
+    end = reason.value if finish.is_whole else finish.message
+    return f"{end} {usage.cached_tokens + timings.ttft_us + len(ids)} {finish.stop_string or finish.stop_token_id}"
 
 
 def likely(logprobs: Sequence[TokenLogprobs]) -> Iterator[float]:
@@ -101,6 +104,21 @@ async def asynchronous() -> str:
         models: list[Model] = await client.models()
         await client.close()
         return text + await client.detokenize(ids) + model.name + str(models) + several[0].text
+
+
+def administration() -> str:
+    with AdminClient(["a:1", "b:2"], tls=TLS, token="t") as client:
+        stats: Stats = client.stats()
+        workers = [worker.address for worker in stats.load.workers if worker.state is WorkerState.SERVING]
+        requests: list[RequestInfo] = client.requests(limit=5)
+        waiting = [request.id for request in requests if request.state is RequestState.WAITING]
+        count: int = client.abort(waiting[0]) + client.abort(principal="me")
+        reset: CacheReset = client.reset_prefix_cache()
+        client.pause_admission()
+        client.resume_admission()
+        count += client.drain_worker(workers[0]) + reset.num_forgotten_blocks
+        client.undrain_worker(workers[0])
+        return f"{stats.model} {count}"
 
 
 def named(error: TesseraError) -> str:

@@ -1,6 +1,6 @@
 """A user's program with mistakes, which a type checker is to find: one in each line that ends with `# wrong`. Never run."""
 
-from tessera.client import AsyncClient, ChatMessage, Client, GenerateOptions, Piece
+from tessera.client import AdminClient, AsyncClient, ChatMessage, Client, GenerateOptions, Piece
 
 client = Client("a:1")
 client.generate("x", max_token=3)  # wrong
@@ -12,6 +12,8 @@ client.tokenize([1, 2])  # wrong
 client.models()["m"]  # wrong
 ChatMessage("user")  # wrong
 Client("a:1", tls="ca.pem")  # wrong
+AdminClient("a:1").abort(7)  # wrong
+print(AdminClient("a:1").stats().load.running)  # wrong
 OPTIONS: GenerateOptions = {"temprature": 1.0}  # wrong
 
 
