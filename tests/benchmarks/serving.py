@@ -19,6 +19,7 @@ from typing import Any
 
 from tessera.client import Client, TesseraError
 
+TESSERA = (sys.executable, "-m", "services.cli.main")
 START_TIMEOUT_S = 120
 
 
@@ -64,9 +65,6 @@ def system(arguments: list[str]) -> Iterator[str]:
         finally:
             process.terminate()
             process.wait()
-
-
-TESSERA = (sys.executable, "-m", "services.cli.main")
 
 
 def _wait_served(address: str) -> None:

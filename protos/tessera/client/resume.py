@@ -138,10 +138,8 @@ class ResumableAnswer:
 
     def _is_resumed(self, error: TesseraError) -> bool:
         if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            if (
-                error.details.retry_after_ms is None
-            ):  # a message beyond a limit, or a request that was given up: it is no better later
-                return False
+            if error.details.retry_after_ms is None:
+                return False  # a message beyond a limit, or a request that was given up: it is no better later
             return self._number > 0 or bool(self._token_ids) or self._policy.retry_overloaded
         return is_broken(error)
 
