@@ -85,7 +85,7 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
     admin = AdminServicer(session, config.scheduler_wait_ms / 1000)
     server.add(admin_pb2_grpc.add_AdminServiceServicer_to_server, admin, ADMIN_SERVICE_NAME, ready=False, role=Role.ADMIN)
     if metrics is not None:
-        metrics.show(partial(gateway_metrics, session, bounds.calls))
+        metrics.show(partial(gateway_metrics, session, bounds))
     others: dict[str, str] = {}
     if config.engine_listen:
         from services.gateway.vllm_engine import port  # here: the protocol is an extra

@@ -68,6 +68,7 @@ class SlowReaders:
         self._tokens_max = tokens_max
         self._resume_ms = resume_ms
         self._calls: set[WatchedCall] = set()
+        self.num_ended = 0  # calls, so far
 
     async def run(self) -> None:
         """Look for ever; ends by cancellation only."""
@@ -88,6 +89,7 @@ class SlowReaders:
         except TimeoutError:
             if not timeout.expired():
                 raise
+            self.num_ended += 1
             raise self._refusal(call.unread_tokens, self._resume_ms if can_resume else 0) from None
         finally:
             self._calls.discard(call)

@@ -68,6 +68,7 @@ def test_a_write_that_waits_too_long_ends_its_call_and_no_other(run_async):
             await tasks[0]
         assert (refused.value.reason, refused.value.retry_after_ms) == ("SLOW_READER", 0)
         assert refused.value.metadata == {"unread_tokens": "7"}
+        assert readers.num_ended == 1
         assert not readers._calls
 
     run_async(scenario())
@@ -123,7 +124,7 @@ def test_an_error_in_a_watched_call_is_its_own(run_async):
         with pytest.raises(TimeoutError, match="of something else"):
             async with readers.watching((feeding(0),)):
                 raise TimeoutError("of something else")
-        assert not readers._calls
+        assert not readers._calls and readers.num_ended == 0
 
     run_async(scenario())
 
