@@ -29,11 +29,21 @@ def named_options(text: str) -> Iterator[tuple[str, str]]:
             yield command, option
 
 
+def anchors(text: str) -> list[str]:
+    """What the headings of a document are linked by, as GitHub makes it of them."""
+    return [
+        re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    ]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_named_things_exist(document: Path) -> None:
     text = document.read_text()
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
-        assert link.startswith("http") or (document.parent / link).exists(), f"link {link}"
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        path, _, anchor = link.partition("#")
+        linked = document.parent / path if path else document
+        assert link.startswith("http") or linked.exists(), f"link {link}"
+        assert link.startswith("http") or not anchor or anchor in anchors(linked.read_text()), f"link {link}"
     for name in named_files(text):
         places = (ROOT, ROOT / "protos", document.parent)
         assert name.startswith(MADE_AT_RUN_TIME) or any((place / name).exists() for place in places), f"file {name}"
@@ -54,6 +64,11 @@ def test_named_things_exist(document: Path) -> None:
 def test_a_wrong_name_would_be_seen() -> None:
     assert list(named_files("see `kv_manager/gone.py`, `gone/`, `not a path`")) == ["kv_manager/gone.py", "gone/"]
     assert list(named_options("run `tessera up --gone 1 --once`")) == [("up", "--gone"), ("up", "--once")]
+
+
+def test_the_contents_of_operations_are_its_sections_in_their_order() -> None:
+    head, _, rest = (ROOT / "docs" / "operations.md").read_text().partition("\n## ")
+    assert re.findall(r"\]\(#([^)]+)\)", head) == anchors(f"\n## {rest}")
 
 
 def test_names_given_with_their_file_are_defined_there() -> None:
