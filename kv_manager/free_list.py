@@ -5,6 +5,9 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 
+import numpy as np
+import numpy.typing as npt
+
 
 class FreeList:
     """First blocks without cached content, lowest id first; then cached ones, least recently released first.
@@ -33,6 +36,11 @@ class FreeList:
         yield from sorted(self._plain)
         yield from range(self._untouched, self._num_blocks)
         yield from self._cached()
+
+    def ids(self, count_max: int) -> npt.NDArray[np.int64]:
+        """As iterating gives them, at most `count_max` of the cached ones."""
+        cached = np.fromiter(islice(self._cached(), count_max), np.int64)
+        return np.concatenate((np.sort(np.array(self._plain, np.int64)), np.arange(self._untouched, self._num_blocks), cached))
 
     def take(self, count: int) -> list[int]:
         """Hand out the next `count` blocks; there must be that many."""

@@ -11,6 +11,9 @@ _log = structlog.get_logger()
 INTEGRITY_IDLE_US = 2_000_000
 """Idle time after which the cores are checked: it costs a pass over all blocks."""
 
+CHECKED_BLOCKS_MAX = 100_000
+"""Cached blocks, over all workers, up to which that is done: 0.3 s, in which nothing else happens here. Several times that, and heartbeats are missed."""
+
 
 class IdleWatch:
     """Says once per idle time how much there is, and checks once that all parts tell one story."""
@@ -30,5 +33,8 @@ class IdleWatch:
             _log.debug("idle", **asdict(load))
         elif not self._is_checked and now_us - self._since_us >= INTEGRITY_IDLE_US:
             self._is_checked = True
+            num_cached = sum(replica.manager.num_cached_blocks for replica in self._scheduler.attached)
+            if num_cached > CHECKED_BLOCKS_MAX:
+                return
             self._scheduler.check_integrity()
             _log.debug("integrity checked", **asdict(load))
