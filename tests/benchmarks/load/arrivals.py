@@ -1,6 +1,7 @@
 """Requests that come at a rate, whatever becomes of those before them (an open loop), from processes of their own."""
 
 import asyncio
+import gc
 import multiprocessing
 import random
 import time
@@ -94,6 +95,7 @@ class Arrivals:
 
 
 def _run(pipe: Connection, offer: Offer, number: int) -> None:
+    gc.freeze()  # collections are lag: let them look at little
     pipe.send(None)
     pipe.recv()
     pipe.send(asyncio.run(_offer(offer, random.Random(number))))

@@ -7,8 +7,9 @@ people (RetryInfo) and to gRPC (the pushback trailer); the memory of gateway and
 
 Clients and servers share this machine's cores, and a client that is late is not the server's doing. So refusals are timed from the moment in which
 the client handed the request to gRPC; the time from the moment in which it was due is printed beside it. Both still have in them how late the client
-was to take the answer. How late it is in general is the last of these rows: by how much sleeps of 10 ms in it took longer. Where that is near the budget,
-something else wants the machine, and the budget says nothing.
+was to take the answer; how late it is in general is the last of these rows: by how much sleeps of 10 ms in it took longer. Beside the cores that gateway and
+scheduler used is printed how long they were ready to run and had none, in seconds per second: where that is much, something else wants the machine,
+and the budget of times says little.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 from tests.benchmarks.load.arrivals import Arrivals, Offer, Outcomes
 from tests.benchmarks.load.paced_worker import STEP_S
-from tests.benchmarks.load.stage import cpu_s, machine, pid_of, rss_mib, stage
+from tests.benchmarks.load.stage import core_wait_s, cpu_s, machine, pid_of, rss_mib, stage
 from tests.system.process_stack import Stack
 
 FACTOR = 10
@@ -41,13 +42,14 @@ SAMPLE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Memory of one process at the start, in the middle and at the end, MiB, and the most; and its CPU, in cores."""
+    """Memory of one process at the start, in the middle and at the end, MiB, and the most; its CPU, and its wait for it, in cores."""
 
     start: float
     mid: float
     end: float
     most: float
     cores: float
+    waited: float
 
     @property
     def is_bounded(self) -> bool:
@@ -59,6 +61,7 @@ def overload(stack: Stack, offer: Offer, processes: int) -> tuple[Outcomes, dict
     pids = {"gateway": pid_of(stack.gateway), "scheduler": pid_of(stack.scheduler)}
     memory: dict[str, list[float]] = {name: [rss_mib(pid)] for name, pid in pids.items()}
     used = {name: cpu_s(pid) for name, pid in pids.items()}
+    waited = {name: core_wait_s(pid) for name, pid in pids.items()}
     arrivals, began_s = Arrivals(offer, processes), time.monotonic()
     while not arrivals.have_ended:
         time.sleep(SAMPLE_S)
@@ -69,7 +72,8 @@ def overload(stack: Stack, offer: Offer, processes: int) -> tuple[Outcomes, dict
     for name, pid in pids.items():
         samples = memory[name]
         cores = (cpu_s(pid) - used[name]) / took_s
-        usages[name] = Usage(samples[0], samples[len(samples) // 2], samples[-1], max(samples), cores)
+        waits = (core_wait_s(pid) - waited[name]) / took_s
+        usages[name] = Usage(samples[0], samples[len(samples) // 2], samples[-1], max(samples), cores, waits)
     return arrivals.outcomes(), usages
 
 
@@ -104,9 +108,11 @@ def main() -> int:
     )
     print(f"{'since it was due':22} {from_due['p50']:>8} {from_due['p99']:>8} {from_due['max']:>8}")
     print(f"{'lag of the clients':22} {lag['p50']:>8} {lag['p99']:>8} {lag['max']:>8}")
-    print(f"{'memory, MiB':22} {'start':>8} {'mid':>8} {'end':>8} {'most':>8}    cores")
+    print(f"{'memory, MiB':22} {'start':>8} {'mid':>8} {'end':>8} {'most':>8}    cores   waited")
     for name, usage in usages.items():
-        print(f"{name:22} {usage.start:>8.1f} {usage.mid:>8.1f} {usage.end:>8.1f} {usage.most:>8.1f} {usage.cores:>8.2f}")
+        print(
+            f"{name:22} {usage.start:>8.1f} {usage.mid:>8.1f} {usage.end:>8.1f} {usage.most:>8.1f} {usage.cores:>8.2f} {usage.waited:>8.2f}"
+        )
     missed = {
         "p50": from_send["p50"] > P50_MS_MAX,
         "p99": from_send["p99"] > P99_MS_MAX,
@@ -125,6 +131,7 @@ def main() -> int:
         "refusal_ms": from_send,
         "refusal_from_due_ms": from_due,
         "client_lag_ms": lag,
+        "core_wait_s_per_s": {name: round(usage.waited, 3) for name, usage in usages.items()},
         "rss_mib": {name: [round(value, 1) for value in (usage.start, usage.mid, usage.end)] for name, usage in usages.items()},
     }
     over = [name for name, is_missed in missed.items() if is_missed]

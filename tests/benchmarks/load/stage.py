@@ -33,6 +33,12 @@ def cpu_s(pid: int) -> float:
     return float(times.user + times.system)
 
 
+def core_wait_s(pid: int) -> float:
+    """How long the threads of a process were ready to run so far and had no core: what else wants the machine costs it that."""
+    waits = (file.read_text().split()[1] for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    return sum(map(int, waits)) / 1e9
+
+
 def rss_mib(pid: int) -> float:
     """What a process holds of the machine's memory."""
     return float(psutil.Process(pid).memory_info().rss / 2**20)
