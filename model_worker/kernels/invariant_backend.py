@@ -21,10 +21,9 @@ from tessera.values.config import ConfigError
 
 
 def ask_mkl_for_invariance() -> None:
-    """Make MKL's products the same for any number of rows where its fastest ones are not so (below AVX-512), unless the environment says
-    otherwise. For the whole process, and only before its first product: MKL reads MKL_CBWR once."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
-        os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+    """Make MKL's products the same for any number of rows, and wherever a weight lies in memory, unless the environment says otherwise. For the
+    whole process, and only before its first product: MKL reads MKL_CBWR once."""
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 
 class InvariantKernels(TorchKernels):
