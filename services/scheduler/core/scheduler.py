@@ -79,7 +79,7 @@ class Scheduler:
         request_id = submission.request_id
         known = self.find(submission, subscriber)
         if known is not None:
-            refused = self._validator.contradiction(known, submission)
+            refused = self._validator.contradiction(known, submission, subscriber)
             return refused if refused is not None else self._claim(known, subscriber, received, now_us)
         has_output = bool(received) or any(request_id in replica.orphans for replica in self._fleet)
         refused = self._validator.refusal(submission, has_output or subscriber > 0, has_output)

@@ -35,14 +35,15 @@ class Validator:
             known = self._book.finished_with_client_id(submission.principal, submission.client_request_id)
         return known
 
-    def contradiction(self, known: Sequence, submission: Submission) -> Refused | None:
-        """Why a Submit is not of the request that its ids name."""
+    def contradiction(self, known: Sequence, submission: Submission, subscriber: int) -> Refused | None:
+        """Why a Submit is not of the request that its ids name. One of several answers is not asked for again, since that would take it from
+        whom it was begun for; only who says that it goes on with it (`subscriber` above 0) may."""
         if known.submission.principal != submission.principal:
             return Refused(RefusalReason.ALREADY_EXISTS, "the request id is taken")
         name = submission.client_request_id
         if known.request_id == submission.request_id:
             return None
-        if known.submission.is_one_of_several or submission.is_one_of_several:
+        if subscriber == 0 and (known.submission.is_one_of_several or submission.is_one_of_several):
             grace_ms = self._config.gateway_grace_ms
             text = f"the request id lives, and several answers are not gone on with; if their gateway is gone, they end within {grace_ms} ms"
             return Refused(RefusalReason.ALREADY_EXISTS, text, grace_ms)
