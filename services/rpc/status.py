@@ -45,8 +45,8 @@ def code_of(error: errors.ServiceError) -> grpc.StatusCode:
 def status_of(error: errors.ServiceError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]:
     """Code, text and trailing metadata to end a call with.
 
-    The details carry ErrorInfo always, BadRequest for InvalidArgument, QuotaFailure for a quota, RetryInfo where trying again makes sense. gRPC itself
-    heeds only the trailer `grpc-retry-pushback-ms`, so both are sent.
+    The details carry ErrorInfo always, BadRequest for InvalidArgument, QuotaFailure for a quota, RetryInfo where trying again makes
+    sense. gRPC itself heeds only the trailer `grpc-retry-pushback-ms`, so both are sent.
     """
     code, text = code_of(error), _cut(error.message, _TEXT_CHARS_MAX)
     status = status_pb2.Status(code=code.value[0], message=text)

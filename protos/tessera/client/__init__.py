@@ -1,4 +1,6 @@
-"""Client of a Tessera gateway: `Client` for ordinary code, `AsyncClient` for asyncio, `AdminClient` for operators. Needs grpcio and protobuf, no torch.
+"""Client of a Tessera gateway: `Client` for ordinary code, `AsyncClient` for asyncio, `AdminClient` for operators.
+
+Needs grpcio and protobuf, no torch.
 
 from tessera.client import ChatMessage, Client
 
