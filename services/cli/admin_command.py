@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import click
 
 from services.cli.admin_tables import requests_table, stats_text
+from services.cli.exit_status import exit_status
 from services.cli.gateway_access import access_options, given_access
-from services.cli.generate_command import EXIT_STATUS, FAILED, gateway_option
+from services.cli.gateway_options import gateway_option
 from tessera.client import AdminClient, TesseraError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -52,7 +53,7 @@ def _client(options: dict[str, Any]) -> Iterator[AdminClient]:
             yield client
     except TesseraError as error:
         click.echo(f"Error: {error}", err=True)
-        sys.exit(EXIT_STATUS.get(type(error), FAILED))
+        sys.exit(exit_status(error))
 
 
 def _say(options: dict[str, Any], answer: Any, text: str) -> None:

@@ -18,8 +18,9 @@ from services.bench.trace import TraceError, TraceRequest, read_trace
 from services.bench.workload import WorkloadError
 from services.cli.bench_options import BenchConfig, bench_options, given_config
 from services.cli.bench_run import Bench, WarmupError
+from services.cli.exit_status import FAILED, INTERRUPTED, REFUSED, exit_status
 from services.cli.gateway_access import GatewayAccess, access_options, given_access
-from services.cli.generate_command import EXIT_STATUS, FAILED, INTERRUPTED, REFUSED, gateway_options
+from services.cli.gateway_options import gateway_options
 from tessera.client import AsyncClient, GenerateOptions, TesseraError
 
 
@@ -59,7 +60,7 @@ def command(**options: Any) -> None:
     except WarmupError as error:
         _fail(str(error), FAILED)
     except TesseraError as error:
-        _fail(str(error), EXIT_STATUS.get(type(error), FAILED))
+        _fail(str(error), exit_status(error))
     if config.plot_file is not None and any(figures.num_ok for figures in run.figures):
         _draw(run, config)
         click.echo(f"drawn: {config.plot_file}", err=True)

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from services.cli.answer import stream_answer, summary, write_piece
+from services.cli.exit_status import exit_status
 from services.cli.gateway_access import GatewayAccess, access_options, given_access
-from services.cli.generate_command import EXIT_STATUS, FAILED, gateway_options
+from services.cli.gateway_options import gateway_options
 from services.cli.request_options import given_request, request_options
 from services.cli.sampling_options import given_sampling, sampling_options
 from tessera.client import ChatMessage, GenerateOptions, TesseraError
@@ -72,7 +73,7 @@ def _turn(peer: _Peer, messages: list[ChatMessage], asked: GenerateOptions) -> l
     except TesseraError as error:
         click.echo(f"Error: {error}", err=True)
         if not sys.stdin.isatty():
-            sys.exit(EXIT_STATUS.get(type(error), FAILED))
+            sys.exit(exit_status(error))
         return messages[:-1]
     click.echo()
     click.echo(summary(answer), err=True)

@@ -4,89 +4,20 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from services.cli.answer import RESUME_TIMEOUT_S, TimedAnswer, stream_answer, summary, write_piece
+from services.cli.answer import TimedAnswer, stream_answer, summary, write_piece
+from services.cli.exit_status import FAILED, INTERRUPTED, exit_status
 from services.cli.gateway_access import access_options, given_access
+from services.cli.gateway_options import gateway_options
 from services.cli.logprob_table import as_json, table
 from services.cli.request_options import chat_of, given_request, request_options
 from services.cli.sampling_options import given_sampling, sampling_options
 from services.cli.several_answers import ask_several, shown, summary_of_several
-from services.cli.up_config import DEFAULT_LISTEN
-from tessera.client import (
-    Answer,
-    DeadlineExceeded,
-    GenerateOptions,
-    InvalidArgument,
-    NotFound,
-    Prompt,
-    TesseraError,
-    Unavailable,
-)
-from tessera.client.connection import split_addresses
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-FAILED = 1
-REFUSED = 2
-UNREACHABLE = 3
-INTERRUPTED = 130
-
-EXIT_STATUS = {InvalidArgument: REFUSED, NotFound: REFUSED, Unavailable: UNREACHABLE, DeadlineExceeded: UNREACHABLE}
-"""Exit status per kind of error; FAILED for the others."""
-
-
-def _addresses(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    try:
-        return split_addresses(given[0] if len(given) == 1 else given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
-def gateway_options(resume_timeout_s: float = RESUME_TIMEOUT_S) -> Callable[[Command], Command]:
-    """Give a command the options that say whom to ask, and for how long; `resume_timeout_s` is the default of its option."""
-
-    def decorate(command: Command) -> Command:
-        for option in reversed((gateway_option, _MODEL, _TIMEOUT, _resume_timeout(resume_timeout_s))):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-gateway_option = click.option(
-    "--gateway",
-    "--address",
-    "gateways",
-    multiple=True,
-    default=(DEFAULT_LISTEN,),
-    show_default=True,
-    callback=_addresses,
-    metavar="HOST:PORT",
-    help="A gateway; may be given several times: where one fails the answer goes on with the next.",
-)
-_MODEL = click.option("--model", default="", metavar="NAME", help="A served model; not needed where there is only one.")
-_TIMEOUT = click.option(
-    "--timeout-s",
-    type=click.FloatRange(min=0, min_open=True),
-    default=300.0,
-    show_default=True,
-    help="Give up after so long.",
-)
-
-
-def _resume_timeout(default_s: float) -> Callable[[Command], Command]:
-    return click.option(
-        "--resume-timeout-s",
-        type=click.FloatRange(min=0),
-        default=default_s,
-        show_default=True,
-        help="Give up when no gateway could go on with the answer for so long; 0: at the first failure.",
-    )
+from tessera.client import Answer, GenerateOptions, Prompt, TesseraError
 
 
 @click.command("generate", short_help="Send a prompt and stream the answer.")
@@ -130,7 +61,7 @@ def command(prompt: str, **options: Any) -> None:
         is_whole = _several(asked, options) if options["answers"] > 1 else _one(asked, options)
     except TesseraError as error:
         click.echo(f"Error: {error}", err=True)
-        sys.exit(EXIT_STATUS.get(type(error), FAILED))
+        sys.exit(exit_status(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     sys.exit(0 if is_whole else FAILED)

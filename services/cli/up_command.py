@@ -13,6 +13,7 @@ from services.cli.answer import stream_answer, summary, write_piece
 from services.cli.child import PartDied
 from services.cli.config_options import Text, build_config, config_options
 from services.cli.data_folder import DataFolder, DataFolderInUse
+from services.cli.exit_status import INTERRUPTED
 from services.cli.http_part import SmgMissing, check_installed
 from services.cli.local_system import STOP_GRACE_S, PortTaken, check_listen, local_parts, local_url
 from services.cli.public_access import PUBLIC_ACCESS_TEXTS
@@ -25,9 +26,6 @@ from tessera.values.known_models import served_name
 
 ANSWER_TOKENS_MAX = 128
 """Length of the answer to the one question, tokens."""
-
-INTERRUPTED = 130
-"""Exit status after a signal that came before the system served (128 + SIGINT)."""
 
 _TEXTS = {
     "model": Text("A known name, a directory (config.json, *.safetensors, tokenizer.json) or a .gguf file.", "MODEL"),
