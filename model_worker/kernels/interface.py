@@ -26,6 +26,18 @@ ExpertsSum = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`Kernels.experts` of x, ids and weights, with experts of its own."""
 
 
+class Table(ABC):
+    """A weight `[vocab, hidden]` of which rows are read, and which is multiplied by."""
+
+    @abstractmethod
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows `[T, hidden]` for int64 ids `[T]`."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Product`."""
+
+
 class PagedAttention(ABC):
     """Attention of one batch over one pool: indices and masks are made once per step and serve every layer."""
 
@@ -55,7 +67,7 @@ class RotatingAttention(PagedAttention):
     def rotate_and_store(self, layer: int, qk: Tensor, value: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Query heads and key heads `qk` `[T, num_heads + num_kv_heads, head_dim]`, whose leading elements are rotated by `rotation`, cos and
         sin `[T, n]`, as `Kernels.rotary_embedding` does; keys and `value` `[T, num_kv_heads, head_dim]` are written to the pool. Returns
-        queries and keys."""
+        queries, and keys for `attend`, which need not be rotated where that reads the pool alone."""
 
 
 class WindowedAttention(PagedAttention):
@@ -129,6 +141,10 @@ class Kernels(ABC):
 
     def pack(self, weight: Tensor) -> Product | None:
         """Take over the loaded weight `[out, in]` of a linear layer in a form of one's own, in 8 bits for example; None: `linear` takes it as it is."""
+        return None
+
+    def pack_table(self, weight: Tensor) -> Table | None:
+        """As `pack`, for an embedding, or a head, `[vocab, hidden]`."""
         return None
 
     @abstractmethod
