@@ -96,6 +96,28 @@ class Shuffled(KVLayout):
             self.keys(plane).permute(0, 3, 1, 2, 4)[blocks, offsets] = 0
 
 
+class KeysTransposed(HeadMajor):
+    """As `HeadMajor`, with each head's keys `[head_dim, block_size]`: as many positions as a vector has elements are multiplied at once."""
+
+    @property
+    def of_single_planes(self) -> KVLayout:
+        return HEAD_MAJOR
+
+    def keys(self, plane: Tensor) -> Tensor:
+        num_blocks, num_kv_heads, block_size, head_dim = plane.shape
+        return plane.view(num_blocks, num_kv_heads, head_dim, block_size)
+
+    def positions(self, plane: Tensor, *, is_value: bool) -> Tensor:
+        return super().positions(plane, is_value=True) if is_value else self.keys(plane).permute(0, 3, 1, 2)
+
+    def clear(self, plane: Tensor, at: tuple[Tensor, Tensor], *, is_value: bool) -> None:
+        if is_value:
+            super().clear(plane, at, is_value=True)
+        else:
+            self.keys(plane).permute(0, 3, 1, 2)[at] = 0
+
+
 HEAD_MAJOR = HeadMajor()
+KEYS_TRANSPOSED = KeysTransposed()
 TOKEN_MAJOR = TokenMajor()
 SHUFFLED = Shuffled()
