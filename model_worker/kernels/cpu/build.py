@@ -1,0 +1,109 @@
+"""Compile the kernels: `python -m model_worker.kernels.cpu.build`. `make setup` does it; without a compiler workers compute with torch alone."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+_SOURCES = _FOLDER / "source"
+
+_OPTIONS = (
+    *("-std=c++20", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-fPIC", "-shared", "-pthread"),
+    *("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12 takes _mm512_undefined_ps at its word
+)
+
+
+class BuildFailed(Exception):
+    """There is no compiler, or it did not take the sources; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A generation of x86 processors. `flags` as /proc/cpuinfo calls what it needs."""
+
+    name: str
+    options: tuple[str, ...]
+    flags: frozenset[str]
+
+
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+
+LEVELS = (
+    Level("avx512vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
+    Level("avx512", ("-march=x86-64-v4",), _AVX512),
+    Level("avx2", ("-march=x86-64-v3",), frozenset({"avx2", "fma", "f16c", "bmi2"})),
+)
+"""The best first."""
+
+
+def level_of(flags: frozenset[str]) -> Level | None:
+    """The best one that a processor with these flags has."""
+    return next((level for level in LEVELS if level.flags <= flags), None)
+
+
+def processor_flags() -> frozenset[str]:
+    """Of this machine; none where it is no x86, or does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+
+
+def library_path(level: Level) -> Path:
+    """Where these very sources, compiled for `level`, lie or would lie."""
+    digest = hashlib.sha256(" ".join((*_OPTIONS, *level.options)).encode())
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return _FOLDER / "built" / f"{level.name}-{digest.hexdigest()[:16]}.so"
+
+
+def build(level: Level) -> Path:
+    """Compile for `level`, unless that is done. Safe beside others who do the same. Raises BuildFailed."""
+    target = library_path(level)
+    if target.exists():
+        return target
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise BuildFailed("there is no C++ compiler: apt-get install g++, then make setup")
+    target.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / target.name
+        sources = map(str, sorted(_SOURCES.glob("*.cpp")))
+        command = [compiler, *_OPTIONS, *level.options, *sources, "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildFailed(f"{' '.join(command)}\n{done.stderr.strip()[-4000:]}")
+        made.replace(target)
+    for old in target.parent.glob(f"{level.name}-*.so"):
+        if old != target:
+            old.unlink(missing_ok=True)
+    return target
+
+
+def main() -> None:
+    """Compile for this machine, and say how it went: on one that cannot, that is no failure."""
+    level = level_of(processor_flags())
+    if level is None:
+        print("this processor has no AVX2: workers compute with torch alone")
+        return
+    started = time.monotonic()
+    try:
+        path = build(level)
+    except BuildFailed as error:
+        print(
+            f"CPU kernels were not compiled, so workers compute with torch alone, several times slower.\n{error}",
+            file=sys.stderr,
+        )
+        return
+    print(f"ok  {time.monotonic() - started:.0f} s, {path.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""The compiled kernels, as Python calls them: addresses of tensors and numbers. See `source/api.cpp`."""
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int64, c_void_p
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_worker.kernels.cpu.build import BuildFailed, build, level_of, processor_flags
+
+_NAMES = {torch.float32: "f32", torch.float16: "f16"}
+
+_P, _I, _L, _F = c_void_p, c_int, c_int64, c_float
+
+
+class CacheView(Structure):
+    """`tessera::Cache`: one layer of a pool."""
+
+    _fields_ = (("keys", _P), ("values", _P), ("num_kv_heads", _I), ("block_size", _I), ("head_dim", _I))
+
+
+class BatchView(Structure):
+    """`tessera::BatchView`: what a batch says of its rows."""
+
+    _fields_ = (
+        ("slots", _P),
+        ("starts", _P),
+        ("context_lens", _P),
+        ("tables", _P),
+        ("rows", _I),
+        ("tokens", _I),
+        ("table_stride", _I),
+    )
+
+
+class EightBits(Structure):
+    """`tessera::EightBits`: a quantized weight."""
+
+    _fields_ = (("values", _P), ("scales", _P), ("out", _I), ("in", _I))
+
+
+_CACHE, _BATCH, _EIGHT_BITS = POINTER(CacheView), POINTER(BatchView), POINTER(EightBits)
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "rms_norm": (_P, _P, _P, _P, _P, _F, _P, _I, _I),
+    "silu_and_mul": (_P, _P, _P, _I, _I),
+    "pack_i8": (_P, _P, _L, _L, _EIGHT_BITS),
+    "multiply_i8": (_P, _P, _L, _EIGHT_BITS, _P, _P, _I),
+    "gather_i8": (_P, _EIGHT_BITS, _P, _I, _P),
+}
+_TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "pack": (_P, _P, _L, _L, _I, _I, _P),
+    "multiply": (_P, _P, _L, _P, _P, _P, _I, _I, _I),
+    "gather": (_P, _P, _I, _P, _I, _P),
+    "rotate_and_store": (_P, _CACHE, _BATCH, _P, _L, _P, _L, _P, _P, _I, _I, _P),
+    "attend": (_P, _CACHE, _BATCH, _P, _I, _F, _P),
+}
+
+
+class KernelsMissing(Exception):
+    """This machine has no compiled kernels, and cannot have any; the message says why."""
+
+
+class CpuLibrary:
+    """The kernels and the threads that run them. Calls come from one thread at a time. `isa`: what they were compiled for."""
+
+    def __init__(self, path: str, threads: int) -> None:
+        self._library = ctypes.CDLL(path)
+        self._library.tessera_isa.restype = c_char_p
+        self.isa: str = self._library.tessera_isa().decode()
+        self.panel: int = self._library.tessera_panel()
+        new_team = self._library.tessera_team_new
+        new_team.argtypes, new_team.restype = (_I,), _P
+        self._team = c_void_p(new_team(threads))
+        self.group: int = self._library.tessera_group()
+        plain = {name: self._bound(name, signature) for name, signature in _SIGNATURES.items()}
+        self.rms_norm, self.silu_and_mul = plain["rms_norm"], plain["silu_and_mul"]
+        self.pack_i8, self.multiply_i8, self.gather_i8 = plain["pack_i8"], plain["multiply_i8"], plain["gather_i8"]
+        self._typed = {
+            (name, dtype): self._bound(f"{name}_{suffix}", signature)
+            for name, signature in _TYPED_SIGNATURES.items()
+            for dtype, suffix in _NAMES.items()
+        }
+
+    def of(self, name: str, dtype: torch.dtype) -> Any:
+        """The kernel `name` for weights, or a cache, of `dtype`."""
+        return self._typed[name, dtype]
+
+    def _bound(self, name: str, signature: tuple[Any, ...]) -> Any:
+        function, team = getattr(self._library, f"tessera_{name}"), self._team
+        function.argtypes, function.restype = signature, None
+        return lambda *arguments: function(team, *arguments)
+
+
+@cache
+def cpu_library(threads: int) -> CpuLibrary:
+    """That of this process; compiled now where nobody has done so. Raises KernelsMissing."""
+    level = level_of(processor_flags())
+    if level is None:
+        raise KernelsMissing("this processor has no AVX2")
+    try:
+        path = build(level)
+    except (BuildFailed, OSError) as error:
+        raise KernelsMissing(str(error)) from error
+    return CpuLibrary(str(path), threads)
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Of its first element."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def view_of(structure: Structure) -> Any:
+    """As an argument."""
+    return byref(structure)

@@ -1,0 +1,46 @@
+// Attention over a paged cache, which is read in place.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "simd.hpp"
+#include "team.hpp"
+
+namespace tessera {
+
+constexpr int HEAD_DIM_MAX = 512;
+
+// One layer of a pool. Of each block and KV head the keys lie transposed, [head_dim, block_size], the values [block_size, head_dim]:
+// `keys` and `values` are [num_blocks, num_kv_heads, block_size * head_dim]. block_size is a multiple of 16; head_dim is at most HEAD_DIM_MAX.
+template <typename K>
+struct Cache {
+  K* keys;
+  K* values;
+  int num_kv_heads, block_size, head_dim;
+
+  std::ptrdiff_t at(int64_t block, int head) const { return (block * num_kv_heads + head) * block_size * head_dim; }
+};
+
+// What a batch says of its rows, see model_worker.batch.Batch.
+struct BatchView {
+  const int64_t* slots;         // [tokens]
+  const int32_t* starts;        // [rows + 1]
+  const int32_t* context_lens;  // [rows]
+  const int32_t* tables;        // [rows, table_stride]
+  int rows, tokens, table_stride;
+};
+
+// Rotates the leading `2 * pairs` elements of every head of `qk` [tokens, heads + kv_heads, head_dim] (element i with i + pairs, by cos and sin [tokens,
+// pairs]), writes queries to `query` [tokens, heads, head_dim] and keys, with `value` [tokens, kv_heads, head_dim], to the cache. Tokens of qk and of
+// value are `qk_stride` and `value_stride` elements apart.
+template <typename K>
+void rotate_and_store(Team& team, const Cache<K>& cache, const BatchView& batch, const float* qk, std::ptrdiff_t qk_stride, const float* value,
+                      std::ptrdiff_t value_stride, const float* cos, const float* sin, int pairs, int heads, float* query);
+
+// Causal attention of every token over its row's context: `query` and `output` [tokens, heads, head_dim].
+// A token's bits depend on its own query and context alone: both passes over the context go in chunks that begin at multiples of CHUNK.
+template <typename K>
+void attend(Team& team, const Cache<K>& cache, const BatchView& batch, const float* query, int heads, float scale, float* output);
+
+}  // namespace tessera

@@ -1,0 +1,97 @@
+// Vectors of float32 as wide as the processor has them, and how 16-bit numbers become such vectors.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace tessera {
+
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16;
+constexpr int ROWS_MAX = 12;  // rows of a tile: 12 x 2 sums and what they are made of fill the 32 registers
+constexpr const char* ISA = "avx512";
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+constexpr int WIDTH = 8;
+constexpr int ROWS_MAX = 6;  // 6 x 2 sums of the 16 registers
+constexpr const char* ISA = "avx2";
+#else
+#error "kernels of their own need AVX2, FMA and F16C"
+#endif
+
+using Half = uint16_t;  // the bits of an IEEE binary16
+typedef float Vec __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t IntVec __attribute__((vector_size(4 * WIDTH)));
+
+inline Vec load(const float* from) {
+  Vec value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+inline void store(float* to, Vec value) { std::memcpy(to, &value, sizeof value); }
+
+inline Vec load(const Half* from) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#else
+  return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#endif
+}
+
+inline void store(Half* to, Vec value) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
+  _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
+#endif
+}
+
+inline float load_one(const float* from) { return *from; }
+inline float load_one(const Half* from) { return _cvtsh_ss(*from); }
+inline void store_one(float* to, float value) { *to = value; }
+inline void store_one(Half* to, float value) { *to = _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
+
+inline Vec broadcast(float value) { return value - Vec{}; }
+
+inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
+
+// The lanes' sum, in an order that depends on nothing.
+inline float sum(Vec value) {
+  float lanes[WIDTH];
+  store(lanes, value);
+  for (int half = WIDTH / 2; half; half /= 2)
+    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  return lanes[0];
+}
+
+inline float largest(Vec value) {
+  float lanes[WIDTH];
+  store(lanes, value);
+  float most = lanes[0];
+  for (int lane = 1; lane < WIDTH; ++lane) most = lanes[lane] > most ? lanes[lane] : most;
+  return most;
+}
+
+// exp to about one unit in the last place: 2^n * e^r with |r| <= ln(2) / 2, e^r by Cephes' polynomial (expf.c). Of less than -87.3 it is
+// 0, of NaN NaN.
+inline Vec exponential(Vec x) {
+  const Vec bounded = x < -87.336f ? broadcast(-87.336f) : x > 88.7f ? broadcast(88.7f) : x;
+  const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec shifted = bounded * 1.44269504f + magic;
+  const Vec n = shifted - magic;
+  const Vec r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vec p = broadcast(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  const Vec e = (p * r) * r + r + 1.0f;
+  const IntVec bits = ((IntVec)shifted << 23) + (IntVec)e;  // the low bits of `shifted` are n
+  const Vec value = (Vec)bits;
+  return x < -87.336f ? broadcast(0.0f) : x > 88.7f ? broadcast(__builtin_inff()) : x == x ? value : x;
+}
+
+}  // namespace tessera

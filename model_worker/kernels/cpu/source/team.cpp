@@ -1,0 +1,71 @@
+#include "team.hpp"
+
+#include <immintrin.h>
+#include <sched.h>
+
+namespace tessera {
+
+namespace {
+
+// Between two kernels of a pass lie some microseconds of Python; between two passes a millisecond and more, in which the cores are others'.
+constexpr int SPINS = 2000;  // of 40 cycles or so each
+
+constexpr uint64_t NEXT_BITS = 24;
+constexpr uint64_t NEXT_MASK = (uint64_t{1} << NEXT_BITS) - 1;
+
+}  // namespace
+
+Team::Team(int threads) {
+  for (int member = 1; member < threads; ++member) members_.emplace_back([this] { serve(); });
+}
+
+Team::~Team() {
+  is_over_.store(true);
+  jobs_.fetch_add(1);
+  jobs_.notify_all();
+  for (std::thread& member : members_) member.join();
+}
+
+void Team::start(int pieces, Call call, const void* context) {
+  call_ = call;
+  context_ = context;
+  done_.store(0, std::memory_order_relaxed);
+  ticket_.store(static_cast<uint64_t>(pieces) << NEXT_BITS, std::memory_order_release);
+  jobs_.fetch_add(1, std::memory_order_seq_cst);
+  jobs_.notify_all();
+  take_pieces();
+  for (int spin = 0; done_.load(std::memory_order_acquire) != pieces; ++spin) {
+    if (spin < SPINS) _mm_pause();
+    else sched_yield();
+  }
+}
+
+void Team::take_pieces() {
+  for (;;) {
+    const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
+    const uint64_t piece = ticket & NEXT_MASK;
+    if (piece >= ticket >> NEXT_BITS) return;
+    call_(context_, static_cast<int>(piece));
+    done_.fetch_add(1, std::memory_order_release);
+  }
+}
+
+void Team::serve() {
+  unsigned seen = 0;
+  for (;;) {
+    unsigned jobs = jobs_.load(std::memory_order_acquire);
+    for (int spin = 0; jobs == seen && spin < SPINS; ++spin) {
+      _mm_pause();
+      jobs = jobs_.load(std::memory_order_acquire);
+    }
+    if (jobs == seen) {
+      jobs_.wait(seen);
+      continue;
+    }
+    seen = jobs;
+    if (is_over_.load()) return;
+    take_pieces();
+  }
+}
+
+}  // namespace tessera

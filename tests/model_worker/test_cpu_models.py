@@ -1,0 +1,60 @@
+"""Whole models on the compiled CPU kernels: every architecture against torch, and one context has one set of logits however it was come by."""
+
+import random
+
+import pytest
+import torch
+
+from model_worker.kernels.cpu.backend import CpuKernels, can_read_cache
+from model_worker.kernels.cpu.library import cpu_library
+from model_worker.kv_pool import KVPool
+from model_worker.models.causal_lm import CausalLM
+from tests.aiter.model_pairs import worst_error
+from tests.model_worker.paged_driver import PagedDriver
+from tests.model_worker.random_llama import build, config
+from tests.model_worker.shaped_models import tiny_shapes
+
+LIBRARY = cpu_library(2)
+BOUNDS = {torch.float32: 2e-5, torch.float16: 2e-2}
+"""Of a difference in logits, in their standard deviations: what another order of sums gives, and what an 11-bit KV cache adds."""
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=["f32", "f16"])
+@pytest.mark.parametrize("architecture", tiny_shapes())
+def test_every_architecture_gives_the_logits_of_torch(architecture: str, dtype: torch.dtype) -> None:
+    shape = tiny_shapes()[architecture]
+    kernels = CpuKernels(LIBRARY, dtype, reads_cache=can_read_cache(shape, 16))
+    assert worst_error(shape, kernels) < BOUNDS[dtype]
+
+
+SHAPES = {
+    "gqa": config(),
+    "biases": config(num_heads=4, num_kv_heads=4, head_dim=24, attention_bias=True, mlp_bias=True, tie_word_embeddings=False),
+    "qk-norm": config(architecture="Qwen3ForCausalLM", qk_norm=True),
+    "long-sums": config(hidden_size=704, intermediate_size=1536, num_layers=1, num_heads=9, num_kv_heads=3, head_dim=64),
+}
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def model(request: pytest.FixtureRequest) -> CausalLM:
+    return build(SHAPES[request.param], CpuKernels(LIBRARY, torch.float16))
+
+
+def driver(model: CausalLM) -> PagedDriver:
+    kernels = CpuKernels(LIBRARY, torch.float16)
+    return PagedDriver(model, KVPool.of_shape(model.config.kv_shape, 128, 16, kernels.kv_store()))
+
+
+def test_a_context_has_the_same_bits_however_it_was_computed(model: CausalLM) -> None:
+    """Whole, in chunks beside others, and token by token among decodes."""
+    draw = random.Random(5)
+    ids = draw.choices(range(199), k=300)
+    alone = driver(model)
+    expected = alone.step([(alone.start(ids), len(ids))], every_logit=True)
+    among = driver(model)
+    run, others = among.start(ids), [among.start(draw.choices(range(199), k=60)) for _ in range(3)]
+    among.step([(others[0], 40), (run, 130)])
+    among.step([(others[1], 17), (others[2], 40), (run, 160)])
+    for token in range(290, 300):
+        logits = among.step([(others[0], 1), (run, 1), (others[2], 1)])
+        assert torch.equal(logits[1], expected[token]), token
