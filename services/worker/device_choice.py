@@ -24,7 +24,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """`device` is cpu or cuda; `kernels` is torch, or one of the three words for AITER's."""
+    """`device` is cpu or cuda; `kernels` is torch, cpu, or one of the three words for AITER's."""
 
     device: str
     kernels: str
@@ -50,10 +50,13 @@ def choose_device(config: WorkerConfig, hardware: Hardware, *, computes: bool = 
     choice = DeviceChoice(device, kernels)
     if choice.is_gpu:
         _check_gpu(config, hardware, computes=computes)
-    if kernels != "torch":
-        _check_aiter(choice, hardware)
-    if kernels == "torch":
+    if kernels == "cpu":
+        _check_cpu_kernels(config, choice)
+    elif kernels == "torch":
         _check_torch_kernels(config, choice)
+    else:
+        _check_aiter(choice, hardware)
+        _check_8_bits(config)
     return choice
 
 
@@ -81,18 +84,52 @@ def _check_aiter(choice: DeviceChoice, hardware: Hardware) -> None:
     raise ConfigError(f"kernels {choice.kernels} needs an AMD GPU and torch for ROCm, and {obstacle}: use kernels torch")
 
 
-def _check_torch_kernels(config: WorkerConfig, choice: DeviceChoice) -> None:
+def _check_cpu_kernels(config: WorkerConfig, choice: DeviceChoice) -> None:
+    if choice.is_gpu:
+        raise ConfigError("kernels cpu are for processors, and device is cuda: use device cpu, or kernels torch")
+    if config.batch_invariant:
+        raise ConfigError("batch_invariant has kernels of its own: leave kernels out")
     asked = config.compute
-    if asked.kv_cache_dtype == "fp8":
+    if asked.dtype == "bfloat16":
+        raise ConfigError("dtype bfloat16 is unknown to kernels cpu: use float16 or float32")
+    if asked.quantization not in ("none", "int8"):
+        raise ConfigError(f"quantization {asked.quantization} needs AITER's kernels: kernels cpu have none and int8")
+    _check_kv_cache(config)
+    _check_without_gpu(config)
+
+
+def _check_torch_kernels(config: WorkerConfig, choice: DeviceChoice) -> None:
+    _check_without_aiter(config)
+    if choice.is_gpu:
+        return
+    if config.compute.dtype not in (AUTO, "float32"):
+        asked = config.compute.dtype
+        raise ConfigError(f"dtype {asked} is for GPUs: on a CPU torch computes in float32, so leave it out, or use kernels cpu")
+    _check_without_gpu(config)
+
+
+def _check_kv_cache(config: WorkerConfig) -> None:
+    if config.compute.kv_cache_dtype == "fp8":
         raise ConfigError("kv_cache_dtype fp8 needs AITER's kernels: use kv_cache_dtype auto, or kernels aiter on an AMD GPU")
+
+
+def _check_8_bits(config: WorkerConfig) -> None:
+    if config.compute.quantization == "int8":
+        raise ConfigError("quantization int8 needs kernels cpu: use these, or quantization none")
+
+
+def _check_without_aiter(config: WorkerConfig) -> None:
+    asked = config.compute
+    _check_kv_cache(config)
+    _check_8_bits(config)
     if asked.quantization != "none":
         raise ConfigError(
             f"quantization {asked.quantization} needs AITER's kernels: use quantization none, or kernels aiter on an AMD GPU"
         )
-    if choice.is_gpu:
-        return
-    if asked.dtype not in (AUTO, "float32"):
-        raise ConfigError(f"dtype {asked.dtype} is for GPUs: on a CPU the model computes in float32, so leave it out")
+
+
+def _check_without_gpu(config: WorkerConfig) -> None:
+    asked = config.compute
     if asked.graph_sizes:
         raise ConfigError("graph_sizes is for GPUs: on a CPU nothing is recorded, so leave it out")
     if asked.enforce_eager:
@@ -102,16 +139,16 @@ def _check_torch_kernels(config: WorkerConfig, choice: DeviceChoice) -> None:
 
 
 def compute_dtype(asked: str, choice: DeviceChoice, stored: torch.dtype) -> torch.dtype:
-    """What weights and activations are in, `asked` being the option and `stored` what the model's files have. AITER's kernels know no float32."""
+    """What weights and activations are in (with kernels cpu the weights alone), `asked` being the option and `stored` what the model's files have. AITER's kernels know no float32."""
     if asked != AUTO:
         dtype: torch.dtype = getattr(torch, asked)
-        if dtype == torch.float32 and choice.kernels != "torch":
+        if dtype == torch.float32 and choice.kernels not in ("torch", "cpu"):
             raise ConfigError(
                 f"dtype float32 is unknown to kernels {choice.kernels}: use bfloat16 or float16, or kernels torch"
             )
         return dtype
     if not choice.is_gpu:
-        return torch.float32
+        return torch.float16 if choice.kernels == "cpu" else torch.float32
     if stored == torch.float32 and choice.kernels != "torch":
         return torch.bfloat16
     return stored

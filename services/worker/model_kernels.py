@@ -6,6 +6,8 @@ import structlog
 import torch
 
 from model_worker.group import ALONE, Group
+from model_worker.kernels.cpu.backend import CpuKernels, can_read_cache
+from model_worker.kernels.cpu.library import KernelsMissing, cpu_library
 from model_worker.kernels.interface import Kernels
 from model_worker.kernels.invariant_backend import InvariantKernels, ask_mkl_for_invariance
 from model_worker.kernels.quantization import Quantization
@@ -16,6 +18,7 @@ from model_worker.models.model_config import ModelConfig
 from model_worker.placement import Placement
 from services.worker.config import WorkerConfig
 from services.worker.device_choice import DeviceChoice, compute_dtype
+from tessera.values.config import ConfigError
 
 _log = structlog.get_logger()
 
@@ -36,7 +39,10 @@ def model_kernels(
 ) -> ModelKernels:
     """For a model of this shape, whose files have numbers of dtype `stored`. Raises ConfigError: AITER may be missing, or lack what the
     model needs."""
-    placement = Placement(choice.device_of(group.rank), compute_dtype(config.compute.dtype, choice, stored))
+    dtype = compute_dtype(config.compute.dtype, choice, stored)
+    if choice.kernels == "cpu":
+        return _cpu_kernels(config, shape, dtype, group, peers)
+    placement = Placement(choice.device_of(group.rank), dtype)
     if choice.kernels != "torch":
         return _aiter_kernels(config, choice, shape, placement, group, peers)
     groups = (group, peers), (group, ALONE), (ALONE, ALONE)
@@ -46,6 +52,19 @@ def model_kernels(
     else:
         kind = TorchDeviceKernels if choice.is_gpu else TorchKernels
         made = [kind(*each, placement) for each in groups]
+    return ModelKernels(made[0], made[1], made[2], made[0].kv_store())
+
+
+def _cpu_kernels(config: WorkerConfig, shape: ModelConfig, dtype: torch.dtype, group: Group, peers: Group) -> ModelKernels:
+    try:
+        library = cpu_library(torch.get_num_threads())
+    except KernelsMissing as error:
+        raise ConfigError(f"kernels cpu: {error}. Use kernels torch") from error
+    reads_cache = can_read_cache(shape, config.block_size)
+    _log.info("compiled kernels are used", isa=library.isa, weights=str(dtype).removeprefix("torch."), attention=reads_cache)
+    groups = (group, peers), (group, ALONE), (ALONE, ALONE)
+    in_8_bits = config.compute.quantization == "int8"
+    made = [CpuKernels(library, dtype, *each, in_8_bits=in_8_bits, reads_cache=reads_cache) for each in groups]
     return ModelKernels(made[0], made[1], made[2], made[0].kv_store())
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from model_worker.engine import Engine
 from model_worker.kv_blocks import KVBlocks
-from model_worker.kv_pool import KVPool
+from model_worker.kv_pool import IN_FLOAT32, KVPool, KVStore
 from model_worker.models.causal_lm import CausalLM
 from services.scheduler.core.admission import Admitted
 from services.scheduler.core.scheduler import Scheduler
@@ -34,10 +34,11 @@ class InProcess:
         num_blocks: int,
         drafter: Drafter | None = None,
         held: tuple[KVPool, KVBlocks] | None = None,
+        store: KVStore = IN_FLOAT32,
     ) -> None:
         """`held`: a pool that is there already, and the blocks in it (over several ranks)."""
         paired = drafter.kv_shape if drafter is not None else None
-        kv, blocks = held or (KVPool.of_shape(model.config.kv_shape, num_blocks, block_size, paired=paired), None)
+        kv, blocks = held or (KVPool.of_shape(model.config.kv_shape, num_blocks, block_size, store, paired), None)
         limits = WorkerLimits(
             config.max_num_seqs, config.max_num_batched_tokens, num_speculative_tokens=config.num_speculative_tokens
         )

@@ -68,7 +68,7 @@ class Mode:
         else:
             drafter = load_drafter(self.speculation, max_num_seqs, loaded)
         pool = None if held is None else (held.kv, held.blocks)
-        return InProcess(loaded.model, loaded.info, self.config, BLOCK_SIZE, NUM_BLOCKS, drafter, pool)
+        return InProcess(loaded.model, loaded.info, self.config, BLOCK_SIZE, NUM_BLOCKS, drafter, pool, loaded.store)
 
     def generator(self, system: InProcess, prompts: list[list[int]]) -> Callable[[list[list[int]], list[int]], list[list[int]]]:
         """`generate` for `compare`. With prefix caching every prompt is prefilled once before, so that all hit."""

@@ -22,6 +22,8 @@ import torch
 from gateway.conversation import ChatMessage, Conversation
 from gateway.tokenizer import Tokenizer
 from gateway.tokenizer_source import load_tokenizer
+from model_worker.kernels.cpu.backend import CpuKernels
+from model_worker.kernels.cpu.library import cpu_library
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.weights.open_model import load_model, open_model
 from services.worker.drafter import LoadedModel
@@ -88,6 +90,7 @@ def main() -> int:
         default=list(tiny_configs()),
         help="of small random models (default: all; none with no name)",
     )
+    parser.add_argument("--kernels", choices=("torch", "cpu"), default="torch", help="the model's, in float32 (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -103,8 +106,9 @@ def main() -> int:
     results = {}
     with tempfile.TemporaryDirectory() as head:
         expected = expected_outputs(path, prompts, args.tokens, Path(head))
-        source, kernels = open_model(args.model), TorchKernels()
-        loaded = LoadedModel(load_model(source, kernels), source.info, source, kernels, kernels)
+        source = open_model(args.model)
+        kernels = CpuKernels(cpu_library(args.threads), torch.float32) if args.kernels == "cpu" else TorchKernels()
+        loaded = LoadedModel(load_model(source, kernels), source.info, source, kernels, kernels, kernels.kv_store())
         drafters = drafter_modes(args.model, head)
         for mode in (*MODES, *drafters):
             result = results[mode.label] = run_mode(mode, loaded, prompts, expected)
