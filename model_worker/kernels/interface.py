@@ -5,7 +5,7 @@ except the KV pool.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,6 +101,35 @@ class SparseAttention(PagedAttention):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PlainLayer:
+    """A decoder layer as Llama has it, on one rank: a norm, attention with grouped queries, a norm, SwiGLU, each pair's result added to the hidden
+    states. Biases may be None; `head_norms` are of queries and of keys before they are rotated."""
+
+    input_norm: Tensor
+    qkv: Product
+    qkv_bias: Tensor | None
+    head_norms: tuple[Tensor, Tensor] | None
+    output: Product
+    output_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: Product
+    gate_up_bias: Tensor | None
+    down: Product
+    down_bias: Tensor | None
+    num_heads: int
+    num_kv_heads: int
+    eps: float
+
+
+class LayerStack(ABC):
+    """Plain layers that are run one after the other without a word between them."""
+
+    @abstractmethod
+    def run(self, layers: range, hidden: Tensor, rotation: tuple[Tensor, Tensor], attention: PagedAttention) -> None:
+        """Run these, in place: `hidden` is `[T, hidden_size]`, `rotation` as in `RotatingAttention`; keys and values are written to the pool."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ClampedExperts:
     """Weights of experts: gate_up `[num_experts, 2 * n, hidden]`, rows of gate and up in turn, down `[num_experts, hidden, n]`, biases
     `[num_experts, 2 * n]` and `[num_experts, hidden]`; for `alpha` and `limit` see `ClampedSwiGLU`."""
@@ -145,6 +174,10 @@ class Kernels(ABC):
 
     def pack_table(self, weight: Tensor) -> Table | None:
         """As `pack`, for an embedding, or a head, `[vocab, hidden]`."""
+        return None
+
+    def stack_layers(self, layers: Sequence[PlainLayer]) -> LayerStack | None:
+        """All layers of a model in one piece; None: they are run one by one."""
         return None
 
     @abstractmethod

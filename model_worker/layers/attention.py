@@ -41,6 +41,16 @@ class Attention:
             attention.store(layer, key, value)
         return self._o_proj(self._attend(attention, layer, query, key, value))
 
+    @property
+    def parts(self) -> tuple[Linear, dict[str, RMSNorm], RowLinear]:
+        """Projections of the input, norms of heads by name, and the projection of the output."""
+        return self._qkv_proj, self._norms, self._o_proj
+
+    @property
+    def num_heads(self) -> tuple[int, int]:
+        """Of queries, and of keys; this rank's."""
+        return self._num_heads, self._num_kv_heads
+
     def _attend(self, attention: PagedAttention, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """What a model with another attention overrides; shapes as `PagedAttention.attend` has them."""
         return attention.attend(layer, query, key, value)

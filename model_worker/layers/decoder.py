@@ -1,15 +1,19 @@
 """What all models here share: an embedding, layers of attention and feed-forward behind norms, a last norm and a head."""
 
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from model_worker.batch import Batch
-from model_worker.kernels.interface import Kernels, PagedAttention
+from model_worker.kernels.interface import Kernels, LayerStack, PagedAttention, PlainLayer
 from model_worker.kv_pool import KVPool
+from model_worker.layers.attention import Attention
 from model_worker.layers.embedding import Embedding
+from model_worker.layers.mlp import MLP
 from model_worker.layers.rms_norm import RMSNorm
 from model_worker.layers.rotary import RotaryEmbedding
 from model_worker.layers.weight_slot import WeightSlot
@@ -46,6 +50,7 @@ class DecoderLayer:
     def __init__(
         self, config: ModelConfig, kernels: Kernels, attention: AttentionLayer, mlp: FeedForward, mlp_name: str = "mlp"
     ) -> None:
+        self._kernels = kernels
         self._input_norm = RMSNorm(kernels, config.hidden_size, config.rms_norm_eps)
         self._attention = attention
         self._post_attention_norm = RMSNorm(kernels, config.hidden_size, config.rms_norm_eps)
@@ -57,6 +62,27 @@ class DecoderLayer:
         mixed = self._attention(self._input_norm(hidden), rotation, attention, layer)
         normed, hidden = self._post_attention_norm.added(mixed, hidden)
         return hidden + self._mlp(normed)
+
+    def plain(self, eps: float) -> PlainLayer | None:
+        """Its parts, where it is nothing but a plain layer on one rank."""
+        attention, mlp = self._attention, self._mlp
+        if type(attention) is not Attention or type(mlp) is not MLP or self._kernels.group.size > 1:
+            return None
+        (qkv, norms, output), (gate_up, down) = attention.parts, mlp.parts
+        num_heads, num_kv_heads = attention.num_heads
+        head_norms = (norms["q_norm"].weight, norms["k_norm"].weight) if norms else None
+        return PlainLayer(
+            self._input_norm.weight,
+            *qkv.parts,
+            head_norms,
+            *output.parts,
+            self._post_attention_norm.weight,
+            *gate_up.parts,
+            *down.parts,
+            num_heads,
+            num_kv_heads,
+            eps,
+        )
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes."""
@@ -110,11 +136,25 @@ class Decoder:
         attention = self.paged_attention(batch, kv)
         rotation = self._rotary(self._kernels.placement.take(batch.positions))
         hidden, tapped = self._embed_tokens(self._kernels.placement.take(batch.input_ids)), {}
+        if (stack := self._stack) is not None:
+            bounds = sorted({0, *taps, len(self._layers)})
+            for first, stop in pairwise(bounds):
+                if first in taps:
+                    tapped[first] = hidden.clone()
+                stack.run(range(first, stop), hidden, rotation, attention)
+            return hidden, [tapped[index] for index in taps]
         for index, layer in enumerate(self._layers):
             if index in taps:
                 tapped[index] = hidden
             hidden = layer(hidden, rotation, attention, index)
         return hidden, [tapped[index] for index in taps]
+
+    @cached_property
+    def _stack(self) -> LayerStack | None:
+        """All layers in one piece, where they are plain and the kernels can; made at the first pass, when the weights are loaded."""
+        layers = [layer.plain(self.config.rms_norm_eps) for layer in self._layers]
+        plain = [layer for layer in layers if layer is not None]
+        return self._kernels.stack_layers(plain) if len(plain) == len(layers) else None
 
     def paged_attention(self, batch: Batch, kv: KVPool) -> PagedAttention:
         """For one step of the model's layers, or of others like them. A model whose layers need more of it overrides this."""

@@ -28,9 +28,14 @@ class _Weight:
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x @ W.T + bias`."""
+        return self.product(x, bias)
+
+    @property
+    def product(self) -> Product:
+        """What multiplies; to ask for it is the first use."""
         if self._product is None:
             self._product = self._first_use()
-        return self._product(x, bias)
+        return self._product
 
     def _first_use(self) -> Product:
         weight = self.view
@@ -65,6 +70,11 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return self._weight.multiply(x, self._bias)
 
+    @property
+    def parts(self) -> tuple[Product, Tensor | None]:
+        """The product, and the bias that it is to be given."""
+        return self._weight.product, self._bias
+
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes: weight `[size, in_features]` and, with a bias, bias `[size]`."""
         sizes = [rows.size for rows in self._outputs.values()]
@@ -91,6 +101,11 @@ class RowLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, out_features]` of `x` `[T, size of the share]`."""
         return self._kernels.group.all_reduce(self.partial(x))
+
+    @property
+    def parts(self) -> tuple[Product, Tensor | None]:
+        """As `Linear.parts`, of this rank's part of the sum."""
+        return self._weight.product, self._bias if self._bias_share.size else None
 
     def partial(self, x: Tensor) -> Tensor:
         """This rank's part of the sum, `[T, out_features]`."""

@@ -25,6 +25,11 @@ class MLP:
         """This rank's part of the result; the sum over the ranks is all of it."""
         return self._down_proj.partial(self._inner(x))
 
+    @property
+    def parts(self) -> tuple[Linear, RowLinear]:
+        """gate and up, and down."""
+        return self._gate_up_proj, self._down_proj
+
     def _inner(self, x: Tensor) -> Tensor:
         return self._kernels.silu_and_mul(self._gate_up_proj(x))
 

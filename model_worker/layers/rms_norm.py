@@ -15,6 +15,11 @@ class RMSNorm:
         self._weight = torch.empty(size)
         self._eps = eps
 
+    @property
+    def weight(self) -> Tensor:
+        """`[size]`."""
+        return self._weight
+
     def __call__(self, x: Tensor) -> Tensor:
         return self._kernels.rms_norm(x, self._weight, self._eps)
 

@@ -1,16 +1,20 @@
 """Whole models on the compiled CPU kernels: every architecture against torch, and one context has one set of logits however it was come by."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from model_worker.kernels.cpu.backend import CpuKernels, can_read_cache
 from model_worker.kernels.cpu.library import cpu_library
+from model_worker.kernels.interface import PlainLayer
 from model_worker.kv_pool import KVPool
+from model_worker.layers.decoder import Decoder
 from model_worker.models.causal_lm import CausalLM
+from model_worker.models.model_config import ModelConfig
 from tests.aiter.model_pairs import worst_error
-from tests.model_worker.paged_driver import PagedDriver
+from tests.model_worker.paged_driver import PagedDriver, build_batch
 from tests.model_worker.random_llama import build, config
 from tests.model_worker.shaped_models import tiny_shapes
 
@@ -58,3 +62,34 @@ def test_a_context_has_the_same_bits_however_it_was_computed(model: CausalLM) ->
     for token in range(290, 300):
         logits = among.step([(others[0], 1), (run, 1), (others[2], 1)])
         assert torch.equal(logits[1], expected[token]), token
+
+
+class LayerByLayer(CpuKernels):
+    """Runs layers one by one."""
+
+    def stack_layers(self, layers: Sequence[PlainLayer]) -> None:
+        return None
+
+
+@pytest.mark.parametrize("in_8_bits", [False, True])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_layers_in_one_piece_are_those_one_by_one(shape: ModelConfig, in_8_bits: bool) -> None:
+    """Bit for bit, what is tapped in between too, over one pool and then another."""
+    ids = random.Random(6).choices(range(199), k=70)
+    results = []
+    for kind in (CpuKernels, LayerByLayer):
+        kernels = kind(LIBRARY, torch.float16, in_8_bits=in_8_bits)
+        model = build(shape, kernels)
+        assert isinstance(model, Decoder)
+        taps = sorted({0, shape.num_layers - 1})
+        for _ in range(2):
+            kv = KVPool.of_shape(shape.kv_shape, 16, 16, kernels.kv_store())
+            driven = PagedDriver(model, kv)
+            run = driven.start(ids)
+            first = driven.step([(run, 60)], every_logit=True)
+            run.table += driven.take_blocks(1)
+            logits, tapped = model.forward_tapped(build_batch([(run, 10)], 16), kv, taps)
+        results.append((first, logits, tapped))
+    for whole, single in zip(*results, strict=True):
+        assert torch.equal(whole, single)
+    assert results[0][2].shape == (10, len(taps) * shape.hidden_size)

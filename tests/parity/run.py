@@ -90,7 +90,9 @@ def main() -> int:
         default=list(tiny_configs()),
         help="of small random models (default: all; none with no name)",
     )
-    parser.add_argument("--kernels", choices=("torch", "cpu"), default="torch", help="the model's, in float32 (default: %(default)s)")
+    parser.add_argument(
+        "--kernels", choices=("torch", "cpu"), default="torch", help="the model's, in float32 (default: %(default)s)"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

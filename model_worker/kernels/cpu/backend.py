@@ -4,15 +4,18 @@ Weights of linear layers are packed when they are first used, in float32 or floa
 has the same bits whatever shares its batch, and however its context was computed.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from model_worker.batch import Batch
 from model_worker.group import ALONE, Group
 from model_worker.kernels.cpu.attention import CpuAttention
+from model_worker.kernels.cpu.layer_stack import CpuLayerStack, are_packed
 from model_worker.kernels.cpu.library import CpuLibrary, address
 from model_worker.kernels.cpu.packed_weight import EightBitWeight, PackedWeight
-from model_worker.kernels.interface import ExpertsSum, PagedAttention, Product, Table
+from model_worker.kernels.interface import ExpertsSum, LayerStack, PagedAttention, PlainLayer, Product, Table
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_layout import KEYS_TRANSPOSED
 from model_worker.kv_pool import KVPool, KVStore
@@ -59,6 +62,9 @@ class CpuKernels(TorchKernels):
         if self._in_8_bits:
             return EightBitWeight(self._library, weight)
         return PackedWeight(self._library, weight, self._dtype)
+
+    def stack_layers(self, layers: Sequence[PlainLayer]) -> LayerStack | None:
+        return CpuLayerStack(self._library, layers) if self._reads_cache and are_packed(layers) else None
 
     def pack_experts(self, gate_up: Tensor, down: Tensor) -> ExpertsSum | None:
         products = [[self.pack_table(each) for each in stack] for stack in (gate_up, down)]

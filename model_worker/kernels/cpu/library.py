@@ -41,6 +41,46 @@ class EightBits(Structure):
     _fields_ = (("values", _P), ("scales", _P), ("out", _I), ("in", _I))
 
 
+class WeightView(Structure):
+    """`tessera::Weight`."""
+
+    _fields_ = (("kind", _I), ("out", _I), ("in", _I), ("data", _P), ("scales", _P), ("bias", _P))
+
+
+class LayerView(Structure):
+    """`tessera::Layer`."""
+
+    _fields_ = (
+        ("input_norm", _P),
+        ("qkv", WeightView),
+        ("output", WeightView),
+        ("query_norm", _P),
+        ("key_norm", _P),
+        ("post_norm", _P),
+        ("gate_up", WeightView),
+        ("down", WeightView),
+        ("keys", _P),
+        ("values", _P),
+    )
+
+
+class LayerShape(Structure):
+    """`tessera::LayerShape`."""
+
+    _fields_ = (
+        ("cache_kind", _I),
+        ("heads", _I),
+        ("kv_heads", _I),
+        ("head_dim", _I),
+        ("block_size", _I),
+        ("eps", _F),
+        ("scale", _F),
+    )
+
+
+KIND = {torch.float32: 0, torch.float16: 1, torch.uint8: 2}
+"""`tessera::Kind`; uint8 is 8 bits with scales."""
+
 _CACHE, _BATCH, _EIGHT_BITS = POINTER(CacheView), POINTER(BatchView), POINTER(EightBits)
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -49,6 +89,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack_i8": (_P, _P, _L, _L, _EIGHT_BITS),
     "multiply_i8": (_P, _P, _L, _EIGHT_BITS, _P, _P, _I),
     "gather_i8": (_P, _EIGHT_BITS, _P, _I, _P),
+    "run_layers": (_P, _P, _I, POINTER(LayerShape), _BATCH, _P, _P, _I, _P),
 }
 _TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack": (_P, _P, _L, _L, _I, _I, _P),
@@ -77,6 +118,7 @@ class CpuLibrary:
         self.group: int = self._library.tessera_group()
         plain = {name: self._bound(name, signature) for name, signature in _SIGNATURES.items()}
         self.rms_norm, self.silu_and_mul = plain["rms_norm"], plain["silu_and_mul"]
+        self.run_layers = plain["run_layers"]
         self.pack_i8, self.multiply_i8, self.gather_i8 = plain["pack_i8"], plain["multiply_i8"], plain["gather_i8"]
         self._typed = {
             (name, dtype): self._bound(f"{name}_{suffix}", signature)

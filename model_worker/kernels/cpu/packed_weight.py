@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from model_worker.kernels.cpu.library import CpuLibrary, EightBits, address, view_of
+from model_worker.kernels.cpu.library import KIND, CpuLibrary, EightBits, WeightView, address, view_of
 from model_worker.kernels.interface import Table
 
 
@@ -28,6 +28,10 @@ class PackedWeight(Table):
         if rows:
             self._multiply(address(x), x.stride(0), self._weight, address(bias), address(result), rows, self._in, self._out)
         return result
+
+    def view(self, bias: Tensor | None) -> WeightView:
+        """For kernels of whole layers."""
+        return WeightView(KIND[self._data.dtype], self._out, self._in, self._weight, None, address(bias))
 
     def rows(self, ids: Tensor) -> Tensor:
         result = torch.empty(len(ids), self._in)
@@ -55,6 +59,11 @@ class EightBitWeight(Table):
         if len(x):
             self._library.multiply_i8(address(x), x.stride(0), self._view, address(bias), address(result), len(x))
         return result
+
+    def view(self, bias: Tensor | None) -> WeightView:
+        """For kernels of whole layers."""
+        values, scales = address(self._values), address(self._scales)
+        return WeightView(KIND[torch.uint8], self._out, self._in, values, scales, address(bias))
 
     def rows(self, ids: Tensor) -> Tensor:
         result = torch.empty(len(ids), self._in)

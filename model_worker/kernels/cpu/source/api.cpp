@@ -2,6 +2,7 @@
 
 #include "attention.hpp"
 #include "eight_bits.hpp"
+#include "layers.hpp"
 #include "linear.hpp"
 #include "rows.hpp"
 #include "team.hpp"
@@ -34,6 +35,11 @@ TESSERA_API void tessera_multiply_i8(Team* team, const float* x, int64_t x_strid
 
 TESSERA_API void tessera_gather_i8(Team* team, const EightBits* weight, const int64_t* ids, int count, float* to) {
   gather(*team, *weight, ids, count, to);
+}
+
+TESSERA_API void tessera_run_layers(Team* team, const Layer* layers, int count, const LayerShape* shape, const BatchView* batch, const float* cos,
+                                    const float* sin, int pairs, float* hidden) {
+  run_layers(*team, layers, count, *shape, *batch, cos, sin, pairs, hidden);
 }
 
 // One of each per type: of weights (W), and of what a cache holds (K).

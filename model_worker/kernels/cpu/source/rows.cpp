@@ -19,6 +19,30 @@ void by_rows(Team& team, int rows, int size, const Work& work) {
 
 }  // namespace
 
+namespace {
+
+void normalise(const float* from, const float* weight, float eps, float* to, int size) {
+  Vec squares{};
+  int at = 0;
+  for (; at + WIDTH <= size; at += WIDTH) {
+    const Vec value = load(from + at);
+    squares += value * value;
+  }
+  float square = sum(squares);
+  for (; at < size; ++at) square += from[at] * from[at];
+  const float scale = 1.0f / std::sqrt(square / static_cast<float>(size) + eps);
+  for (int each = 0; each < size; ++each) to[each] = from[each] * scale * weight[each];
+}
+
+}  // namespace
+
+void norm_heads(Team& team, float* x, std::ptrdiff_t stride, const float* weight, float eps, int rows, int heads, int size) {
+  by_rows(team, rows, heads * size, [&](int row) {
+    float* head = x + row * stride;
+    for (int each = 0; each < heads; ++each) normalise(head + each * size, weight, eps, head + each * size, size);
+  });
+}
+
 void rms_norm(Team& team, const float* x, const float* residual, float* total, const float* weight, float eps, float* y, int rows, int size) {
   by_rows(team, rows, size, [&](int row) {
     const std::ptrdiff_t first = std::ptrdiff_t{row} * size;
@@ -28,16 +52,7 @@ void rms_norm(Team& team, const float* x, const float* residual, float* total, c
       for (int at = 0; at < size; ++at) total[first + at] = residual[first + at] + from[at];
       from = total + first;
     }
-    Vec squares{};
-    int at = 0;
-    for (; at + WIDTH <= size; at += WIDTH) {
-      const Vec value = load(from + at);
-      squares += value * value;
-    }
-    float square = sum(squares);
-    for (; at < size; ++at) square += from[at] * from[at];
-    const float scale = 1.0f / std::sqrt(square / static_cast<float>(size) + eps);
-    for (int each = 0; each < size; ++each) to[each] = from[each] * scale * weight[each];
+    normalise(from, weight, eps, to, size);
   });
 }
 

@@ -1,0 +1,66 @@
+"""All layers of a plain model as one call."""
+
+from collections.abc import Sequence
+from ctypes import addressof, sizeof
+
+from torch import Tensor
+
+from model_worker.kernels.cpu.attention import CpuAttention
+from model_worker.kernels.cpu.library import KIND, CpuLibrary, LayerShape, LayerView, address, view_of
+from model_worker.kernels.cpu.packed_weight import EightBitWeight, PackedWeight
+from model_worker.kernels.interface import LayerStack, PagedAttention, PlainLayer, Product
+from model_worker.kv_pool import KVPool
+
+
+class CpuLayerStack(LayerStack):
+    """Computes what the layers compute one by one, bit for bit. Keeps `layers`, whose weights have been packed."""
+
+    def __init__(self, library: CpuLibrary, layers: Sequence[PlainLayer]) -> None:
+        self._library = library
+        self._layers = layers
+        self._views = (LayerView * len(layers))(*map(_view_of, layers))
+        self._shape = LayerShape()
+        self._pool: KVPool | None = None  # whose addresses the views have
+
+    def run(self, layers: range, hidden: Tensor, rotation: tuple[Tensor, Tensor], attention: PagedAttention) -> None:
+        assert isinstance(attention, CpuAttention) and hidden.is_contiguous(), "these kernels attend themselves"
+        if self._pool is not attention.pool:
+            self._take(attention.pool)
+        cos, sin = rotation
+        first = addressof(self._views) + layers.start * sizeof(LayerView)
+        angles = address(cos), address(sin), cos.shape[1]
+        self._library.run_layers(first, len(layers), view_of(self._shape), attention.batch, *angles, address(hidden))
+
+    def _take(self, pool: KVPool) -> None:
+        plain = self._layers[0]
+        kind = KIND[pool.dtype]
+        heads = plain.num_heads, plain.num_kv_heads, pool.head_dim
+        self._shape = LayerShape(kind, *heads, pool.block_size, plain.eps, pool.head_dim**-0.5)
+        for index, view in enumerate(self._views):
+            view.keys, view.values = address(pool.keys(index)), address(pool.values(index))
+        self._pool = pool
+
+
+def are_packed(layers: Sequence[PlainLayer]) -> bool:
+    """Whether all their weights are such as a stack can take."""
+    products = (product for layer in layers for product in (layer.qkv, layer.output, layer.gate_up, layer.down))
+    return all(isinstance(product, PackedWeight | EightBitWeight) for product in products)
+
+
+def _view_of(layer: PlainLayer) -> LayerView:
+    query_norm, key_norm = layer.head_norms or (None, None)
+    return LayerView(
+        address(layer.input_norm),
+        _packed(layer.qkv).view(layer.qkv_bias),
+        _packed(layer.output).view(layer.output_bias),
+        address(query_norm),
+        address(key_norm),
+        address(layer.post_norm),
+        _packed(layer.gate_up).view(layer.gate_up_bias),
+        _packed(layer.down).view(layer.down_bias),
+    )
+
+
+def _packed(product: Product) -> PackedWeight | EightBitWeight:
+    assert isinstance(product, PackedWeight | EightBitWeight)
+    return product
