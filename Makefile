@@ -130,8 +130,16 @@ chaos: setup ## Kill, freeze and cut off every process under load; nothing may b
 	@$(BIN)/python -m tests.chaos.run $(if $(QUICK),--quick) $(ARGS)
 
 .PHONY: bench
-bench: setup bench-control bench-gateway bench-slow-readers bench-overload ## Run the benchmarks (each ends with a JSON line)
-	@for file in tests/benchmarks/*.py; do $(BIN)/python $$file $(ARGS) || exit 1; done
+bench: setup ## Measure the whole system on this machine in three precisions, against the machine's limits (ten minutes; ARGS=--help; ends with a JSON line)
+	@$(BIN)/python -m tests.benchmarks.serving $(ARGS)
+
+.PHONY: bench-split
+bench-split: setup ## Measure what the split into processes costs: whole system against the bare model loop, round trip, phases of a step (minutes; ARGS=--help; ends with a JSON line)
+	@$(BIN)/python -m tests.benchmarks.split.run $(ARGS)
+
+.PHONY: bench-all
+bench-all: bench bench-split bench-control bench-gateway bench-slow-readers bench-overload bench-invariant bench-sampling bench-speculation ## All benchmarks, one after the other (each ends with a JSON line)
+	@for name in journal_layout recovery; do $(BIN)/python -m tests.benchmarks.$$name || exit 1; done
 
 .PHONY: bench-control
 bench-control: setup ## Measure what the scheduler costs, against its budgets and other schedulers (under a minute; ARGS=--help)
@@ -152,10 +160,6 @@ bench-overload: setup ## Measure what becomes of ten times the load that a syste
 .PHONY: bench-invariant
 bench-invariant: setup ## Measure what the batch-invariant mode costs (minutes; ARGS=--help; ends with a JSON line)
 	@$(BIN)/python tests/benchmarks/invariant.py $(ARGS)
-
-.PHONY: bench-serve
-bench-serve: setup ## Put `tessera bench` on a `tessera up`: many at once, long prompts, a shared prefix (minutes; ARGS=--help; ends with a JSON line)
-	@$(BIN)/python tests/benchmarks/serving.py $(ARGS)
 
 .PHONY: bench-sampling
 bench-sampling: setup ## Measure what sampling costs per step, 256 rows of 128,000 ids (two minutes; ARGS=--help)

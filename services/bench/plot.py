@@ -21,7 +21,7 @@ Values = NDArray[np.float64]
 BLUE, ORANGE, GREEN, RED = "#2f6db5", "#e08214", "#2a9d6f", "#c8434b"
 INK, FAINT_INK, FAINT = "#2b2d33", "#8a8f9c", "#d8dbe2"
 
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
@@ -58,8 +58,8 @@ def draw_curve(
     levels: Sequence[Figures], title: str, load_label: str, path: Path, objectives: Sequence[Objective] = ()
 ) -> None:
     """TTFT, TPOT and ITL, throughput, and requests against the load. `load_label`: what the load is, with its unit."""
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(11, 7.4), layout=_layout())
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(11, 7.4), layout=layout())
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK)
         ((first, per_token), (throughput, requests)) = figure.subplots(2, 2)
         loads = [level.load_value for level in levels]
@@ -86,7 +86,7 @@ def draw_curve(
         figure.savefig(path, dpi=DOTS_PER_INCH)
 
 
-def _layout() -> ConstrainedLayoutEngine:
+def layout() -> ConstrainedLayoutEngine:
     """Room between panels, in inches."""
     return ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
 
@@ -170,8 +170,8 @@ def draw_level(level: Level, title: str, path: Path) -> None:
         np.repeat(sent_s, [len(item) for item in pauses]),
         np.array([pause for item in pauses for pause in item]),
     )
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(11, 9.2), layout=_layout())
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(11, 9.2), layout=layout())
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK)
         grid = figure.subplots(3, 2, width_ratios=[2.6, 1])
         _over_time(grid[0][0], sent_s, ttft_ms, BLUE, "Time to first token (TTFT)", 18)

@@ -1,128 +1,147 @@
-"""Tokens per second of the whole system on this machine: run `make bench-serve`.
+"""Tokens per second of the whole system on this machine: run `make bench`; a table, a picture, then one JSON line.
 
-Starts `tessera up` and puts `tessera bench` on it, in several rounds with other prompts: requests that all come at once, greedy, EOS ignored.
-Client, gateway, scheduler, Redis and worker share the machine's cores.
+Starts `tessera up` in each precision and puts `tessera bench` on it, in several rounds with other prompts. Client, gateway, scheduler, Redis and
+worker share the machine's cores. Beside each figure stands its part of what the machine's own limits allow, see `machine_limits`.
 """
 
 import argparse
-import contextlib
 import json
-import socket
+import os
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tessera.client import Client, TesseraError
+from tests.benchmarks.live_system import PRECISIONS, measured, system, worker_environment
+from tests.benchmarks.machine_limits import Limits, ModelSize, measured_limits
+from tests.benchmarks.workloads import Workload, chosen
 
-TESSERA = (sys.executable, "-m", "services.cli.main")
-START_TIMEOUT_S = 120
-
-
-@dataclass(frozen=True)
-class Load:
-    """So many requests at once, of these lengths in tokens."""
-
-    name: str
-    requests: int
-    input_tokens: int
-    output_tokens: int
-    shared_prefix_tokens: int = 0
-
-    @property
-    def options(self) -> list[str]:
-        """Of `tessera bench`."""
-        lengths = {"input": self.input_tokens, "output": self.output_tokens, "shared-prefix": self.shared_prefix_tokens}
-        given = [text for name, tokens in lengths.items() for text in (f"--{name}-tokens", str(tokens))]
-        return ["--rate", "inf", "--requests", str(self.requests), "--warmup", "1", *given]
+PICTURE = Path("build/bench.png")
 
 
-LOADS = (
-    Load("c1", 1, 128, 128),
-    Load("c8", 8, 128, 128),
-    Load("c32", 32, 128, 128),
-    Load("long_prompts", 8, 512, 16),
-    Load("shared_prefix", 32, 32, 32, shared_prefix_tokens=512),
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Of one workload in one precision: medians over the rounds, the rate with its lowest and highest; `bound` is the rate that the machine's
+    limits allow, `binding` the limit that decodes run into."""
+
+    rate: float
+    lowest: float
+    highest: float
+    bound: float
+    binding: str
+    ttft_ms: float
+    ttft_p99_ms: float
+    tpot_ms: float
+    itl_p99_ms: float
+
+    @classmethod
+    def of(cls, rounds: list[dict[str, Any]], bound: float, binding: str) -> "Result":
+        """From what `tessera bench` told."""
+        rates = [level["output_tokens_per_s"] for level in rounds]
+
+        def median(measure: str, of: str) -> float:
+            return statistics.median(level[measure][of] for level in rounds)
+
+        return cls(
+            rate=statistics.median(rates),
+            lowest=min(rates),
+            highest=max(rates),
+            bound=bound,
+            binding=binding,
+            ttft_ms=median("ttft_ms", "mean"),
+            ttft_p99_ms=median("ttft_ms", "p99"),
+            tpot_ms=median("tpot_ms", "mean"),
+            itl_p99_ms=median("itl_ms", "p99"),
+        )
+
+    def row(self, workload: Workload, precision: str) -> str:
+        """Of the table."""
+        spread = f"{self.rate:.1f} ({self.lowest:.1f} to {self.highest:.1f})"
+        part = f"{self.rate / self.bound:.0%} of {self.bound:.0f}, {self.binding}"
+        return (
+            f"{precision:<6}{workload.name:<8}{workload.words:<30}{spread:>26}{part:>28}"
+            f"{self.ttft_ms:>9.0f}{self.ttft_p99_ms:>8.0f}{self.tpot_ms:>9.1f}{self.itl_p99_ms:>9.1f}"
+        )
+
+    def told(self) -> dict[str, float | str]:
+        """For JSON."""
+        figures = {
+            "tokens_per_s": self.rate,
+            "lowest": self.lowest,
+            "highest": self.highest,
+            "bound_tokens_per_s": self.bound,
+            "ttft_ms": self.ttft_ms,
+            "ttft_p99_ms": self.ttft_p99_ms,
+            "tpot_ms": self.tpot_ms,
+            "itl_p99_ms": self.itl_p99_ms,
+        }
+        rounded = {name: round(value, 1) for name, value in figures.items()}
+        return {**rounded, "of_bound": round(self.rate / self.bound, 3), "binding": self.binding}
+
+
+HEADS = (
+    f"{'':<6}{'':<8}{'requests':<30}{'output tokens/s':>26}{'of the bound':>28}"
+    f"{'TTFT ms':>9}{'p99':>8}{'TPOT ms':>9}{'ITL p99':>9}"
 )
 
 
-@contextlib.contextmanager
-def system(arguments: list[str]) -> Iterator[str]:
-    """A running system; its public address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    with tempfile.TemporaryDirectory() as data:
-        command = [*TESSERA, "up", "--prompt", "", "--data", data, "--listen", address, *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            _wait_served(address)
-            yield address
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _wait_served(address: str) -> None:
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    with Client(address) as client:
-        while True:
-            try:
-                client.generate("Hello", max_tokens=1)
-                return
-            except TesseraError:
-                if time.monotonic() > deadline_s:
-                    raise
-                time.sleep(0.2)
-
-
-def measured(address: str, load: Load, seed: int) -> dict[str, Any]:
-    """The figures of one round, as `tessera bench` tells them. Raises where a request failed."""
-    command = [*TESSERA, "bench", "--gateway", address, "--seed", str(seed), *load.options]
-    out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    (level,) = json.loads(out.splitlines()[-1])["levels"]
-    if level["num_ok"] != load.requests:
-        raise RuntimeError(f"{load.name}: {level['num_ok']} of {load.requests} requests were answered: {level['messages']}")
-    figures: dict[str, Any] = level
-    return figures
+def measure(model: str, precision: str, workloads: tuple[Workload, ...], rounds: int, limits: Limits) -> dict[str, Result]:
+    """All workloads in one precision, by name; prints a row for each."""
+    size, results = ModelSize.of(model), {}
+    with system(["--model", model], worker_environment(precision)) as address:
+        for workload in workloads:
+            told = [measured(address, workload, seed) for seed in range(rounds)]
+            bound = limits.tokens_per_s(size, precision, workload)
+            result = Result.of(told, bound, limits.binding(size, precision, workload))
+            results[workload.name] = result
+            print(result.row(workload, precision), flush=True)
+    return results
 
 
 def main() -> None:
-    """Print a table, and the figures as one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print a table, draw it, and print the figures as one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="what `tessera up` serves")
+    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="what `tessera up` serves: a dense model")
+    parser.add_argument("--precisions", default=",".join(PRECISIONS), help="of the weights; default: %(default)s")
+    parser.add_argument("--workloads", default="", help="some of w1c1,w1c8,w1c32,w2,w3,w3warm; default: all")
+    parser.add_argument("--plot", type=Path, default=PICTURE, help="picture to draw; default: %(default)s")
     arguments = parser.parse_args()
-    figures: dict[str, dict[str, float]] = {}
-    with system(["--model", arguments.model]) as address:
+    workloads, size = chosen(arguments.workloads), ModelSize.of(arguments.model)
+    all_limits: dict[str, Limits] = {}
+    results: dict[str, dict[str, Result]] = {}
+    print(f"{HEADS}   (medians of {arguments.rounds} rounds, the rate with its spread; load before: {os.getloadavg()[0]:.1f})")
+    for precision in arguments.precisions.split(","):
+        limits = all_limits[precision] = measured_limits(size, precision)
         print(
-            f"{'load':<14} {'requests':>8} {'in':>9} {'out':>4} {'output tokens/s':>24} {'TTFT ms':>9} {'p99':>7} {'TPOT ms':>9} {'ITL p99':>8}"
-            f"   (median of {arguments.rounds} rounds, rate with its spread)"
+            f"{precision:<6}this machine reads {limits.read_gb_per_s:.1f} GB/s ({limits.read_by}) and computes "
+            f"{limits.gflop_per_s:.0f} GFLOP/s ({limits.gflop_by})"
         )
-        for load in LOADS:
-            rounds = [measured(address, load, seed) for seed in range(arguments.rounds)]
-            figures[load.name] = _shown(load, rounds)
-    print(json.dumps({"benchmark": "serving", "model": arguments.model, "precision": "f32", **figures}))
+        results[precision] = measure(arguments.model, precision, workloads, arguments.rounds, limits)
+    if _drawn(results, arguments.plot, arguments.model):
+        print(f"drawn: {arguments.plot}")
+    told = {workload.name: {precision: of[workload.name].told() for precision, of in results.items()} for workload in workloads}
+    machine = {
+        precision: {"read_gb_per_s": round(limits.read_gb_per_s, 1), "gflop_per_s": round(limits.gflop_per_s, 1)}
+        for precision, limits in all_limits.items()
+    }
+    cores = len(os.sched_getaffinity(0))
+    print(json.dumps({"benchmark": "serving", "model": arguments.model, "cores": cores, "machine": machine, **told}))
 
 
-def _shown(load: Load, rounds: list[dict[str, Any]]) -> dict[str, float]:
-    rates = [level["output_tokens_per_s"] for level in rounds]
-    rate = statistics.median(rates)
-    ttft, tpot = (statistics.median(level[name]["mean"] for level in rounds) for name in ("ttft_ms", "tpot_ms"))
-    ttft_p99, itl_p99 = (statistics.median(level[name]["p99"] for level in rounds) for name in ("ttft_ms", "itl_ms"))
-    prompt = f"{load.shared_prefix_tokens}+{load.input_tokens}" if load.shared_prefix_tokens else str(load.input_tokens)
-    spread = f"{rate:.1f} ({min(rates):.1f} to {max(rates):.1f})"
-    print(
-        f"{load.name:<14} {load.requests:>8} {prompt:>9} {load.output_tokens:>4} {spread:>24} {ttft:>9.0f} {ttft_p99:>7.0f} {tpot:>9.1f} "
-        f"{itl_p99:>8.1f}",
-        flush=True,
-    )
-    told = {"tokens_per_s": rate, "ttft_ms": ttft, "ttft_p99_ms": ttft_p99, "tpot_ms": tpot, "itl_p99_ms": itl_p99}
-    return {name: round(value, 1) for name, value in told.items()}
+def _drawn(results: dict[str, dict[str, Result]], path: Path, model: str) -> bool:
+    try:
+        from tests.benchmarks.serving_picture import draw
+    except ModuleNotFoundError as error:  # matplotlib
+        print(f"not drawn: {error}")
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    bars = {
+        precision: {name: (result.rate, result.lowest, result.highest, result.bound) for name, result in of.items()}
+        for precision, of in results.items()
+    }
+    draw(bars, f"Output tokens per second: {model}, {len(os.sched_getaffinity(0))} cores", path)
+    return True
 
 
 if __name__ == "__main__":

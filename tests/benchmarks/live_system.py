@@ -1,0 +1,84 @@
+"""`tessera up` as it is, in a chosen precision, and `tessera bench` put on it."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tessera.client import Client, TesseraError
+from tests.benchmarks.workloads import Workload
+
+TESSERA = (sys.executable, "-m", "services.cli.main")
+START_TIMEOUT_S = 120
+
+PRECISIONS: dict[str, dict[str, str]] = {
+    "f32": {"kernels": "cpu", "dtype": "float32"},
+    "f16": {"kernels": "cpu", "dtype": "float16"},
+    "int8": {"kernels": "cpu", "dtype": "float16", "quantization": "int8"},
+}
+"""Options of the worker."""
+
+
+def worker_options(precision: str) -> list[str]:
+    """On a command line."""
+    return [text for name, value in PRECISIONS[precision].items() for text in (f"--{name}", value)]
+
+
+def worker_environment(precision: str) -> dict[str, str]:
+    """The same for a worker that somebody else starts."""
+    return {f"TESSERA_WORKER_{name.upper()}": value for name, value in PRECISIONS[precision].items()}
+
+
+@contextlib.contextmanager
+def system(arguments: list[str], environment: Mapping[str, str] | None = None) -> Iterator[str]:
+    """A running system; its public address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with tempfile.TemporaryDirectory() as data:
+        command = [*TESSERA, "up", "--prompt", "", "--data", data, "--listen", address, *arguments]
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | dict(environment or {})
+        )
+        try:
+            _wait_served(address, process)
+            yield address
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _wait_served(address: str, process: "subprocess.Popen[bytes]") -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    with Client(address) as client:
+        while True:
+            try:
+                client.generate("Hello", max_tokens=1)
+                return
+            except TesseraError:
+                if process.poll() is not None:
+                    raise RuntimeError(
+                        f"`tessera up` ended with status {process.returncode}: run it by hand to see why"
+                    ) from None
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.2)
+
+
+def measured(address: str, workload: Workload, seed: int) -> dict[str, Any]:
+    """The figures of one round, as `tessera bench` tells them. Raises where a request failed."""
+    command = [*TESSERA, "bench", "--gateway", address, *workload.bench_options(seed)]
+    out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    (level,) = json.loads(out.splitlines()[-1])["levels"]
+    if level["num_ok"] != workload.requests:
+        raise RuntimeError(
+            f"{workload.name}: {level['num_ok']} of {workload.requests} requests were answered: {level['messages']}"
+        )
+    figures: dict[str, Any] = level
+    return figures
