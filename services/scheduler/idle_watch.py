@@ -25,16 +25,15 @@ class IdleWatch:
 
     def look(self, now_us: int) -> None:
         """To be called now and then."""
-        load = self._scheduler.load()
-        if load.num_running or load.num_waiting or load.num_swapped:
+        if self._scheduler.has_unfinished:
             self._since_us, self._is_checked = None, False
         elif self._since_us is None:
             self._since_us = now_us
-            _log.debug("idle", **asdict(load))
+            _log.debug("idle", **asdict(self._scheduler.load()))
         elif not self._is_checked and now_us - self._since_us >= INTEGRITY_IDLE_US:
             self._is_checked = True
             num_cached = sum(replica.manager.num_cached_blocks for replica in self._scheduler.attached)
             if num_cached > CHECKED_BLOCKS_MAX:
                 return
             self._scheduler.check_integrity()
-            _log.debug("integrity checked", **asdict(load))
+            _log.debug("integrity checked", **asdict(self._scheduler.load()))

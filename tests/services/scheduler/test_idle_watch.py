@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from services.scheduler.core.load import Load
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.idle_watch import CHECKED_BLOCKS_MAX, INTEGRITY_IDLE_US, IdleWatch
 from tessera.values.config import Config
@@ -14,10 +15,16 @@ class Checked(Scheduler):
     """Counts its checks; its one worker has `num_cached` blocks in its cache."""
 
     num_checks = 0
+    num_loads = 0
     num_cached = 0
+    has_unfinished = False
 
     def check_integrity(self) -> None:
         self.num_checks += 1
+
+    def load(self) -> Load:
+        self.num_loads += 1
+        return super().load()
 
     @property
     def attached(self):
@@ -42,3 +49,15 @@ def test_a_cache_so_large_that_heartbeats_would_wait_is_not(scheduler: Checked) 
     watch.look(INTEGRITY_IDLE_US)
     assert scheduler.num_checks == 0
     assert watch._is_checked, "nor looked at again in this idle time"
+
+
+def test_while_there_is_work_nothing_is_counted(scheduler: Checked) -> None:
+    """It is asked every few steps, and counting takes as long as a part of one."""
+    watch, scheduler.has_unfinished = IdleWatch(scheduler), True
+    for now_us in range(0, 3 * INTEGRITY_IDLE_US, INTEGRITY_IDLE_US):
+        watch.look(now_us)
+    assert scheduler.num_loads == scheduler.num_checks == 0
+    scheduler.has_unfinished = False
+    watch.look(4 * INTEGRITY_IDLE_US)
+    watch.look(5 * INTEGRITY_IDLE_US)
+    assert scheduler.num_checks == 1
