@@ -15,6 +15,7 @@ from services.rpc.logs import configure_logs
 from services.rpc.metrics_server import MetricsServer
 from services.rpc.server import RpcServer, ServerConfig, stop_signal
 from services.rpc.tracing import start_tracing
+from services.settled_heap import settle_heap
 from services.worker.config import WorkerConfig
 from services.worker.engine_thread import EngineThread
 from services.worker.loading import load_engine, load_in_background
@@ -80,6 +81,7 @@ async def serve(config: WorkerConfig, load: Callable[[WorkerConfig], Engine], ra
         engine = loading.result()
         traces = _slot_traces(engine, tracing, address)
         thread = _engine_thread(engine, metrics, traces)
+        settle_heap()
         servicer.open(thread)
         server.health.set_ready(SERVICE_NAME, True)
         server.announce(address)
