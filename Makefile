@@ -161,6 +161,10 @@ bench-overload: setup ## Measure what becomes of ten times the load that a syste
 bench-invariant: setup ## Measure what the batch-invariant mode costs (minutes; ARGS=--help; ends with a JSON line)
 	@$(BIN)/python tests/benchmarks/invariant.py $(ARGS)
 
+.PHONY: bench-peers
+bench-peers: setup ## Install vLLM, llama.cpp, OpenVINO and transformers below PEERS_HOME, and compare with them in turns (an hour, and half an hour of compiling the first time; ARGS=--help; ends with a JSON line)
+	@$(BIN)/python -m tests.benchmarks.peers.run $(if $(TORCH),--torch '$(TORCH)') $(ARGS)
+
 .PHONY: bench-sampling
 bench-sampling: setup ## Measure what sampling costs per step, 256 rows of 128,000 ids (two minutes; ARGS=--help)
 	@$(BIN)/python tests/benchmarks/sampling.py $(ARGS)
