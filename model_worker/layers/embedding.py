@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from model_worker.kernels.interface import Kernels, Table
 from model_worker.layers.share import Share
-from model_worker.layers.weight_slot import WeightSlot
+from model_worker.layers.weight_slot import WeightSlot, watched
 
 
 class _Plain(Table):
@@ -55,14 +55,20 @@ class Embedding:
 
     @property
     def _used(self) -> Table:
-        """At the first use the kernels may take the weight over: from then on it cannot be loaded."""
         if self._table is None:
-            assert self._loaded is not None
-            self._table = self._kernels.pack_table(self._loaded) or _Plain(self._kernels, self._loaded)
-            self._loaded = None
+            self._hand_over()
+            assert self._table is not None
         return self._table
+
+    def _hand_over(self) -> None:
+        """When it has been read, or at the first use, the kernels may take the weight over: from then on it cannot be loaded."""
+        assert self._loaded is not None
+        packed = self._kernels.pack_table(self._loaded)
+        self._table = packed or _Plain(self._kernels, self._loaded)
+        if packed is not None:
+            self._loaded = None
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes."""
         assert self._loaded is not None, "the kernels have taken this weight over"
-        return {f"{prefix}.weight": self._share.slot(self._loaded)}
+        return watched({f"{prefix}.weight": self._share.slot(self._loaded)}, self._hand_over)

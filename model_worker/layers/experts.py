@@ -8,7 +8,7 @@ from model_worker.layers.decoder import FeedForward
 from model_worker.layers.expert_parallel import expert_share, over_peers
 from model_worker.layers.mlp import MLP
 from model_worker.layers.router import Router, SigmoidRouter, SoftmaxRouter
-from model_worker.layers.weight_slot import WeightSlot
+from model_worker.layers.weight_slot import WeightSlot, watched
 from model_worker.models.experts_config import ExpertsConfig
 from model_worker.models.model_config import ModelConfig
 
@@ -57,17 +57,18 @@ class Experts:
 
     def _chosen(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         if self._sum is None:
-            self._sum = self._first_use()
+            self._hand_over()
+            assert self._sum is not None
         return self._sum(x, ids - self._share.start, weights)
 
-    def _first_use(self) -> ExpertsSum:
-        """From now on the kernels may have taken the weights over, and they cannot be loaded."""
+    def _hand_over(self) -> None:
+        """When all are read, or at the first use, the kernels may take the weights over: from then on they cannot be loaded."""
         gate_up, down = self._weights
-        packed = self._kernels.pack_experts(gate_up, down)
-        if packed is None:
-            return lambda x, ids, weights: self._kernels.experts(x, ids, weights, gate_up, down)
-        self._loaded = None
-        return packed
+        self._sum = self._kernels.pack_experts(gate_up, down)
+        if self._sum is None:
+            self._sum = lambda x, ids, weights: self._kernels.experts(x, ids, weights, gate_up, down)
+        else:
+            self._loaded = None
 
     @property
     def _weights(self) -> tuple[Tensor, Tensor]:
@@ -77,7 +78,7 @@ class Experts:
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes, expert by expert."""
-        slots = self._router.slots(prefix)
+        slots: dict[str, WeightSlot] = {}
         gate, up, down = self._names
         gate_up, down_weights = self._weights
         gate_weights, up_weights = gate_up.chunk(2, dim=1)
@@ -86,4 +87,5 @@ class Experts:
             for kind, weight in ((gate, gate_weights), (up, up_weights), (down, down_weights)):
                 view = weight[at] if 0 <= at < self._share.size else weight.new_empty(0, weight.shape[2])
                 slots[f"{prefix}.experts.{expert}.{kind}.weight"] = WeightSlot(view, whole_size=weight.shape[1])
+        slots = self._router.slots(prefix) | watched(slots, self._hand_over)
         return slots if self._shared is None else slots | self._shared.slots(f"{prefix}.shared_experts")

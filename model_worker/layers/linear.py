@@ -7,11 +7,12 @@ from torch import Tensor
 
 from model_worker.kernels.interface import Kernels, Product
 from model_worker.layers.share import Share
-from model_worker.layers.weight_slot import WeightSlot
+from model_worker.layers.weight_slot import WeightSlot, watched
 
 
 class _Weight:
-    """`[out_features, in_features]`. At the first product the kernels may take it over: from then on it cannot be loaded. `is_exact`: they may not."""
+    """`[out_features, in_features]`. Once it has been read, or at the first product, the kernels may take it over: from then on it cannot be
+    loaded. `is_exact`: they may not."""
 
     def __init__(self, kernels: Kernels, in_features: int, out_features: int, is_exact: bool = False) -> None:
         self._kernels = kernels
@@ -34,10 +35,14 @@ class _Weight:
     def product(self) -> Product:
         """What multiplies; to ask for it is the first use."""
         if self._product is None:
-            self._product = self._first_use()
+            self._product = self._taken_over()
         return self._product
 
-    def _first_use(self) -> Product:
+    def hand_over(self) -> None:
+        """To be called when it has been read: where the kernels keep it in fewer bytes, no model is ever whole in float32."""
+        self._product = self._taken_over()
+
+    def _taken_over(self) -> Product:
         weight = self.view
         packed = None if self._is_exact else self._kernels.pack(weight)
         if packed is None:
@@ -77,13 +82,13 @@ class Linear:
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes: weight `[size, in_features]` and, with a bias, bias `[size]`."""
+        slots = watched(self._parts(prefix, "weight", self._weight.view), self._weight.hand_over)
+        return slots if self._bias is None else slots | self._parts(prefix, "bias", self._bias)
+
+    def _parts(self, prefix: str, kind: str, whole: Tensor) -> dict[str, WeightSlot]:
         sizes = [rows.size for rows in self._outputs.values()]
-        stacked = {"weight": self._weight.view} | ({} if self._bias is None else {"bias": self._bias})
-        return {
-            f"{prefix}.{name}.{kind}": rows.slot(part)
-            for kind, whole in stacked.items()
-            for (name, rows), part in zip(self._outputs.items(), whole.split_with_sizes(sizes), strict=True)
-        }
+        parts = zip(self._outputs.items(), whole.split_with_sizes(sizes), strict=True)
+        return {f"{prefix}.{name}.{kind}": rows.slot(part) for (name, rows), part in parts}
 
 
 class RowLinear:
@@ -113,5 +118,6 @@ class RowLinear:
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes."""
-        slots = {f"{prefix}.{self._name}.weight": self._inputs.slot(self._weight.view, dim=1)}
+        weight = {f"{prefix}.{self._name}.weight": self._inputs.slot(self._weight.view, dim=1)}
+        slots = watched(weight, self._weight.hand_over)
         return slots if self._bias is None else slots | {f"{prefix}.{self._name}.bias": self._bias_share.slot(self._bias)}

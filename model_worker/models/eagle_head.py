@@ -6,6 +6,7 @@ Both take what the model had at a position and the token behind it, and what the
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -40,6 +41,14 @@ class EagleShape:
     normed_residual: bool = False
 
 
+class _Part(Protocol):
+    """Has weights of its own."""
+
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        """Checkpoint name -> where it goes."""
+        ...
+
+
 class _EagleLayer(ABC):
     """What both have in common: attention and a feed-forward part, an embedding, a head, the last two the target's unless they are among the names
     `given`."""
@@ -58,23 +67,24 @@ class _EagleLayer(ABC):
         self._attention = Attention(config, kernels, config.attention_bias, attention_inputs)
         self._post_attention_norm = RMSNorm(kernels, config.hidden_size, config.rms_norm_eps)
         self._mlp = MLP(kernels, config.hidden_size, config.intermediate_size, config.mlp_bias)
-        self._slots = (
-            self._attention.slots(f"{LAYER}.self_attn")
-            | self._post_attention_norm.slots(f"{LAYER}.post_attention_layernorm")
-            | self._mlp.slots(f"{LAYER}.mlp")
-        )
+        self._parts: dict[str, _Part] = {
+            f"{LAYER}.self_attn": self._attention,
+            f"{LAYER}.post_attention_layernorm": self._post_attention_norm,
+            f"{LAYER}.mlp": self._mlp,
+        }
         self._embedding, self._head = target.embedding, target.head
         if "embed_tokens.weight" in given:
-            self._embedding = Embedding(kernels, config.vocab_size, config.hidden_size)
-            self._slots |= self._embedding.slots("embed_tokens")
+            self._parts["embed_tokens"] = self._embedding = Embedding(kernels, config.vocab_size, config.hidden_size)
         if "lm_head.weight" in given:
             size = config.vocab_size if shape.token_ids is None else len(shape.token_ids)
-            self._head = Embedding(kernels, size, config.hidden_size)
-            self._slots |= self._head.slots("lm_head")
+            self._parts["lm_head"] = self._head = Embedding(kernels, size, config.hidden_size)
 
     def slots(self) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes."""
-        return self._slots
+        slots: dict[str, WeightSlot] = {}
+        for prefix, part in self._parts.items():
+            slots |= {name.removeprefix("."): slot for name, slot in part.slots(prefix).items()}
+        return slots
 
     def forward(self, batch: Batch, hidden: Tensor, before: Tensor, kv: KVPool) -> Tensor:
         """See `DraftHead`."""
@@ -97,7 +107,7 @@ class EagleHead(_EagleLayer):
         super().__init__(shape, kernels, target, given, size)
         self.tapped_size = size
         self._join = Linear(kernels, 2 * size, {"fc": size}, bias="fc.bias" in given)
-        self._slots |= {name.removeprefix("."): slot for name, slot in self._join.slots("").items()}
+        self._parts[""] = self._join
 
     def enter(self, tapped: Tensor) -> Tensor:
         """The model's last hidden states as they are."""
@@ -125,9 +135,8 @@ class Eagle3Head(_EagleLayer):
         self.tapped_size = len(shape.taps) * target_size
         self._join = Linear(kernels, self.tapped_size, {"fc": size}, bias="fc.bias" in given)
         self._token_norm, self._hidden_norm, self._norm = (RMSNorm(kernels, size, eps) for _ in range(3))
-        self._slots |= {name.removeprefix("."): slot for name, slot in self._join.slots("").items()}
-        self._slots |= self._token_norm.slots(f"{LAYER}.input_layernorm") | self._hidden_norm.slots(f"{LAYER}.hidden_norm")
-        self._slots |= self._norm.slots("norm")
+        norms = {f"{LAYER}.input_layernorm": self._token_norm, f"{LAYER}.hidden_norm": self._hidden_norm, "norm": self._norm}
+        self._parts |= {"": self._join, **norms}
 
     def enter(self, tapped: Tensor) -> Tensor:
         """One vector of three."""

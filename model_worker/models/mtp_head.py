@@ -70,7 +70,7 @@ class MtpHead:
         self._target = target
         self._placement = kernels.placement
         self._rotary = RotaryEmbedding(config.rotary_dim or config.head_dim, config.rope_theta, config.rope_scaling)
-        self._own: dict[str, WeightSlot] = {}
+        self._own: dict[str, Embedding] = {}
         self._layers: dict[str, _MtpLayer] = {}
         for index in range(config.num_layers, config.num_layers + self.num_layers):
             prefix = f"model.layers.{index}"
@@ -78,15 +78,16 @@ class MtpHead:
             for name, shared in ((f"{prefix}.embed_tokens", target.embedding), (f"{prefix}.shared_head.head", target.head)):
                 table = shared
                 if f"{name}.weight" in given:
-                    table = Embedding(kernels, config.vocab_size, config.hidden_size)
-                    self._own |= table.slots(name)
+                    table = self._own[name] = Embedding(kernels, config.vocab_size, config.hidden_size)
                 tables.append(table)
             block = BLOCKS[config.architecture](index, config, kernels)
             self._layers[prefix] = _MtpLayer(config, kernels, block, *tables)
 
     def slots(self) -> dict[str, WeightSlot]:
         """Checkpoint name -> where it goes."""
-        slots = dict(self._own)
+        slots: dict[str, WeightSlot] = {}
+        for prefix, table in self._own.items():
+            slots |= table.slots(prefix)
         for prefix, layer in self._layers.items():
             slots |= layer.slots(prefix)
         return slots

@@ -1,6 +1,6 @@
 """Where a model comes from: its shape, what it is served as, and its weights, whatever the file format."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import torch
@@ -62,13 +62,14 @@ def load_further_weights(head: MtpHead, source: ModelSource) -> None:
 
 
 def fill(
-    slots: Mapping[str, WeightSlot],
+    slots: dict[str, WeightSlot],
     names: set[str],
     read: Callable[[str, WeightSlot], None],
     whose: str,
     shape: ModelConfig,
 ) -> None:
-    """Read every weight into its slot: `names` are those that the files of `whose` have, which is of this shape. Raises as above."""
+    """Read every weight into its slot: `names` are those that the files of `whose` have, which is of this shape. Empties `slots`, for what a weight
+    was read into need not be kept when kernels have taken it over. Raises as above."""
     if missing := sorted(slots.keys() - names):
         raise WeightMissing(f"{whose}: {_shown(missing)} missing from the model's files")
     if unexpected := sorted(names - slots.keys()):
@@ -76,9 +77,11 @@ def fill(
             f"{whose}: {_shown(unexpected)} in the model's files, but {shape.architecture} of {shape.num_layers} layers, "
             f"as configured, has no such weight"
         )
-    for name, slot in slots.items():
+    for name in list(slots):
+        slot = slots.pop(name)
         if slot.view.numel():
             read(name, slot)
+        slot.when_read()
 
 
 def _shown(names: list[str]) -> str:

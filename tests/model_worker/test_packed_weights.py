@@ -1,14 +1,19 @@
-"""Kernels take the weight of a linear layer over at its first product; those that decide something stay as they were loaded."""
+"""Kernels take the weight of a linear layer over when it has been read, or at its first product; those that decide something stay as they were
+loaded."""
 
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from model_worker.kernels.interface import Product
+from model_worker.kernels.interface import ExpertsSum, Product, Table
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_pool import KVPool
 from model_worker.layers.linear import Linear, RowLinear
 from model_worker.layers.share import Share
+from model_worker.layers.weight_slot import WeightSlot
+from model_worker.models.registry import build_model
+from model_worker.weights.model_source import fill
 from tests.model_worker.paged_driver import PagedDriver
 from tests.model_worker.random_llama import build
 from tests.model_worker.shaped_models import tiny_shapes
@@ -64,3 +69,60 @@ def test_routers_and_indexers_keep_their_weights(kernels: Doubling) -> None:
     attention = {f"self_attn.{name}.weight" for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")}
     shared = {f"mlp.shared_experts.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")}
     assert offered == attention | shared
+
+
+class Forgetting(TorchKernels):
+    """Keeps nothing of what it is given, and knows how many of those are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: list[StorageWeakRef] = []
+
+    @property
+    def num_alive(self) -> int:
+        return sum(not storage.expired() for storage in self.storages)
+
+    def pack(self, weight: Tensor) -> Product:
+        self.storages.append(StorageWeakRef(weight.untyped_storage()))
+        return lambda x, bias: x
+
+    def pack_table(self, weight: Tensor) -> Table:
+        self.pack(weight)
+        return _Nothing()
+
+    def pack_experts(self, gate_up: Tensor, down: Tensor) -> ExpertsSum:
+        self.pack(gate_up)
+        self.pack(down)
+        return lambda x, ids, weights: x
+
+
+class _Nothing(Table):
+    def rows(self, ids: Tensor) -> Tensor:
+        return ids
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("architecture", "taken"),
+    [
+        ("LlamaForCausalLM", 2 + 3 * 4),
+        ("MixtralForCausalLM", 2 + 3 * (2 + 2)),
+        ("DeepseekV32ForCausalLM", 2 + 4 * 3 + 2 + 2 * (2 + 2)),
+    ],
+)
+def test_what_is_read_is_taken_over_before_much_more_is_read(architecture: str, taken: int) -> None:
+    """So no model is ever whole in float32 where the kernels keep it in less."""
+    kernels = Forgetting()
+    shape = tiny_shapes()[architecture]
+    most = 0
+
+    def read(name: str, slot: WeightSlot) -> None:
+        nonlocal most
+        most = max(most, kernels.num_alive)
+
+    slots = build_model(shape, kernels).slots()
+    fill(slots, set(slots), read, "m", shape)
+    assert len(kernels.storages) == taken and not slots
+    assert (most, kernels.num_alive) == (0, 0)
