@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -65,26 +66,33 @@ def library_path(level: Level) -> Path:
 
 
 def build(level: Level) -> Path:
-    """Compile for `level`, unless that is done. Safe beside others who do the same. Raises BuildFailed."""
+    """Compile for `level`, unless that is done; those of other sources are deleted. Safe beside others who do the same. Raises BuildFailed."""
     target = library_path(level)
     if target.exists():
         return target
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        raise BuildFailed("there is no C++ compiler: apt-get install g++, then make setup")
-    target.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made = Path(scratch) / target.name
-        sources = map(str, sorted(_SOURCES.glob("*.cpp")))
-        command = [compiler, *_OPTIONS, *level.options, *sources, "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise BuildFailed(f"{' '.join(command)}\n{done.stderr.strip()[-4000:]}")
-        made.replace(target)
+        raise BuildFailed("there is no C++ compiler: apt-get install g++, then start again")
+    try:
+        target.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            made = Path(scratch) / target.name
+            _compile(compiler, level, made)
+            made.replace(target)
+    except OSError as error:
+        raise BuildFailed(f"the kernels cannot be compiled to {target.parent} with {compiler}: {error}") from error
     for old in target.parent.glob(f"{level.name}-*.so"):
         if old != target:
             old.unlink(missing_ok=True)
     return target
+
+
+def _compile(compiler: str, level: Level, target: Path) -> None:
+    sources = map(str, sorted(_SOURCES.glob("*.cpp")))
+    command = [*shlex.split(compiler), *_OPTIONS, *level.options, *sources, "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildFailed(f"{' '.join(command)}\n{done.stderr.strip()[-4000:]}")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_worker.kernels.cpu.build import BuildFailed, build, level_of, processor_flags
+from model_worker.kernels.cpu.build import BuildFailed, build, level_of, library_path, processor_flags
 
 _NAMES = {torch.float32: "f32", torch.float16: "f16"}
 
@@ -101,7 +101,7 @@ _TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class KernelsMissing(Exception):
-    """This machine has no compiled kernels, and cannot have any; the message says why."""
+    """This machine has no compiled kernels, and cannot have any; the message says why, and what helps if anything does."""
 
 
 class CpuLibrary:
@@ -139,14 +139,36 @@ class CpuLibrary:
 @cache
 def cpu_library(threads: int) -> CpuLibrary:
     """That of this process; compiled now where nobody has done so. Raises KernelsMissing."""
+    return CpuLibrary(_compiled(), threads)
+
+
+def needs_compiling() -> bool:
+    """Whether the next use of the kernels compiles them."""
+    level = level_of(processor_flags())
+    return level is not None and not library_path(level).exists()
+
+
+def what_is_missing() -> str | None:
+    """Why `cpu_library` would raise; None: it would not. May compile, which takes up to a minute."""
+    try:
+        _compiled()
+    except KernelsMissing as missing:
+        return str(missing)
+    return None
+
+
+@cache
+def _compiled() -> str:
+    """Path of a library that can be loaded. Raises KernelsMissing."""
     level = level_of(processor_flags())
     if level is None:
         raise KernelsMissing("this processor has no AVX2")
     try:
-        path = build(level)
+        path = str(build(level))
+        ctypes.CDLL(path)
     except (BuildFailed, OSError) as error:
         raise KernelsMissing(str(error)) from error
-    return CpuLibrary(str(path), threads)
+    return path
 
 
 def address(tensor: Tensor | None) -> int | None:
