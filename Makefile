@@ -117,6 +117,10 @@ aiter-table: setup ## Write the tables of docs/aiter.md again: what proves each 
 parity: setup ## Compare greedy outputs with transformers on the same weights, in every mode (minutes; ends with a JSON line)
 	@$(BIN)/python -m tests.parity.run $(ARGS)
 
+.PHONY: accuracy
+accuracy: setup ## Measure perplexity and greedy answers of each way of computing on a CPU (minutes; ARGS=--help; ends with a JSON line)
+	@$(BIN)/python -m tests.parity.accuracy $(ARGS)
+
 .PHONY: check-gpu
 check-gpu: setup ## Try everything there is to try on a GPU, speeds too (minutes; without a GPU its CPU half; ends with a JSON line)
 	@$(BIN)/python -m tests.gpu.run $(ARGS)
