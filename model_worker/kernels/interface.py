@@ -17,6 +17,7 @@ from model_worker.kernels.best_tokens import BestTokens, first_best
 from model_worker.kv_layout import KVLayout
 from model_worker.kv_pool import KVPool, KVStore
 from model_worker.models.experts_config import ExpertsConfig
+from model_worker.models.model_config import ModelConfig
 from model_worker.placement import ON_CPU, Placement
 
 Product = Callable[[Tensor, Tensor | None], Tensor]
@@ -163,6 +164,10 @@ class Kernels(ABC):
     def kv_store(self, dtype: torch.dtype | None = None) -> KVStore:
         """How pools for these kernels keep numbers; `dtype` is the placement's unless given."""
         return KVStore(dtype or self.placement.dtype, self.flavour, self.kv_layout, self.placement.device)
+
+    def can_share_cache(self, shape: ModelConfig) -> bool:
+        """Whether a model of this shape can have its KV in a pool of `kv_store`, beside the model that these kernels were chosen for."""
+        return True
 
     @abstractmethod
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -9,12 +9,14 @@ DEVICE_TEXTS = {
         choices=DEVICES,
     ),
     "kernels": Text(
-        "With what it computes. torch runs everywhere; cpu are kernels of our own for processors with AVX2 or AVX-512; aiter are AMD's kernels for ROCm: those compiled from CK, HIP and assembly (aiter-native), or "
-        "those in Triton (aiter-triton), as GPU and model have it. auto: aiter on ROCm, else torch.",
+        "With what it computes. torch runs everywhere; cpu are kernels of our own for processors with AVX2 or AVX-512; aiter are AMD's kernels for "
+        "ROCm: those compiled from CK, HIP and assembly (aiter-native), or those in Triton (aiter-triton), as GPU and model have it. auto: aiter on "
+        "ROCm, cpu on a CPU for which they are compiled or can be, else torch.",
         choices=KERNELS,
     ),
     "dtype": Text(
-        "Of weights and activations (with kernels cpu: of weights and KV; activations are float32). auto: float32 on a CPU, float16 with kernels cpu; on a GPU what the model's files have, bfloat16 for float32 with aiter.",
+        "Of weights and activations (with kernels cpu of weights and KV; activations are float32). auto: float16 with kernels cpu, float32 with torch "
+        "on a CPU; on a GPU what the model's files have, bfloat16 for float32 with aiter.",
         choices=DTYPES,
     ),
     "gpu_memory_utilization": Text(
@@ -25,7 +27,8 @@ DEVICE_TEXTS = {
         "Of the KV cache. auto: as dtype. fp8 holds twice as many tokens, and needs aiter.", choices=KV_CACHE_DTYPES
     ),
     "quantization": Text(
-        "Of linear layers, when they are loaded. With aiter fp8 (a scale per token and output) or fp8_block (per 128 numbers); with cpu int8 (per 32).",
+        "Of linear layers, when they are loaded. With aiter fp8 (a scale per token and output) or fp8_block (per 128 numbers); with cpu int8 (per 32, "
+        "the embedding too).",
         choices=QUANTIZATIONS,
     ),
     "enforce_eager": Text("On a GPU: record no decode batches, start every kernel by itself."),

@@ -37,7 +37,9 @@ _TEXTS = {
     "redis_url": Text("Use this running Redis (redis://HOST:PORT/DB or unix:///PATH), start none.", "URL", name="--redis"),
     "prompt": Text("The question asked once everything runs; empty asks none.", "TEXT"),
     "once": Text("End after the answer instead of serving on."),
-    "batch_invariant": Text("Compute a request bit for bit the same whatever runs beside it; slower (see docs/operations.md)."),
+    "batch_invariant": Text(
+        "Compute a request bit for bit the same whatever runs beside it; slower where torch computes (see docs/operations.md)."
+    ),
     "tensor_parallel_size": Text("Worker processes that hold the model together, each a part of it.", "COUNT"),
     "otlp_endpoint": OTLP_ENDPOINT,
     "trace_sample_ratio": TRACE_SAMPLE_RATIO,

@@ -49,7 +49,7 @@ _TEXTS = {
     "expert_parallel_store": Text("Where these workers find each other: number 0 listens there.", "HOST:PORT"),
     **DEVICE_TEXTS,
     "batch_invariant": Text(
-        "Compute a request bit for bit the same alone, in any batch, and after any preemption or restart; slower (see docs/operations.md)."
+        "Compute a request bit for bit the same alone, in any batch, and after any preemption or restart; slower where torch computes (see docs/operations.md)."
     ),
     "heartbeat_ms": Text("How often the worker says that it lives.", "MS"),
     "drain_grace_s": Text("After SIGTERM, how long its requests may take to go to other workers, or to end.", "SECONDS"),

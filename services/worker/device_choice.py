@@ -1,20 +1,33 @@
 """Where a worker computes and with which kernels: what was asked for, on the machine that is there."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
 import torch
 
+from model_worker.kernels.cpu.library import needs_compiling, what_is_missing
 from services.worker.config import WorkerConfig
 from services.worker.device_config import AUTO
 from tessera.values.config import ConfigError
 
+_log = structlog.get_logger()
+
+
+def _lacks_cpu_kernels() -> str | None:
+    if needs_compiling():
+        _log.info("kernels for this processor are compiled: up to a minute, once")
+    return what_is_missing()
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What torch sees: GPUs, and whether they are AMD's (ROCm)."""
+    """What torch sees: GPUs, and whether they are AMD's (ROCm). `lacks_cpu_kernels`: why there are no kernels of our own for its processor, None
+    if there are; asked only where it matters, since it may compile them."""
 
     num_gpus: int
     is_rocm: bool
+    lacks_cpu_kernels: Callable[[], str | None] = _lacks_cpu_kernels
 
     @classmethod
     def found(cls) -> "Hardware":
@@ -24,10 +37,12 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """`device` is cpu or cuda; `kernels` is torch, cpu, or one of the three words for AITER's."""
+    """`device` is cpu or cuda; `kernels` is torch, cpu, or one of the three words for AITER's. `lacks`: why these are torch's, where faster ones
+    would have been chosen."""
 
     device: str
     kernels: str
+    lacks: str | None = None
 
     @property
     def is_gpu(self) -> bool:
@@ -42,12 +57,16 @@ class DeviceChoice:
 def choose_device(config: WorkerConfig, hardware: Hardware, *, computes: bool = True) -> DeviceChoice:
     """`computes`: the model has weights; one without stays on the CPU. Raises ConfigError, which names the option and what to do."""
     asked = config.compute
-    device, kernels = asked.device, asked.kernels
+    device, kernels, lacks = asked.device, asked.kernels, None
     if device == AUTO:
         device = "cuda" if computes and hardware.num_gpus and not config.batch_invariant else "cpu"
     if kernels == AUTO:
-        kernels = "aiter" if device == "cuda" and hardware.is_rocm else "torch"
-    choice = DeviceChoice(device, kernels)
+        if device == "cuda":
+            kernels = "aiter" if hardware.is_rocm else "torch"
+        else:
+            lacks = hardware.lacks_cpu_kernels() if computes else None
+            kernels = "cpu" if computes and lacks is None else "torch"
+    choice = DeviceChoice(device, kernels, lacks)
     if choice.is_gpu:
         _check_gpu(config, hardware, computes=computes)
     if kernels == "cpu":
@@ -56,7 +75,7 @@ def choose_device(config: WorkerConfig, hardware: Hardware, *, computes: bool = 
         _check_torch_kernels(config, choice)
     else:
         _check_aiter(choice, hardware)
-        _check_8_bits(config)
+        _check_8_bits(config, choice)
     return choice
 
 
@@ -87,8 +106,6 @@ def _check_aiter(choice: DeviceChoice, hardware: Hardware) -> None:
 def _check_cpu_kernels(config: WorkerConfig, choice: DeviceChoice) -> None:
     if choice.is_gpu:
         raise ConfigError("kernels cpu are for processors, and device is cuda: use device cpu, or kernels torch")
-    if config.batch_invariant:
-        raise ConfigError("batch_invariant has kernels of its own: leave kernels out")
     asked = config.compute
     if asked.dtype == "bfloat16":
         raise ConfigError("dtype bfloat16 is unknown to kernels cpu: use float16 or float32")
@@ -99,12 +116,14 @@ def _check_cpu_kernels(config: WorkerConfig, choice: DeviceChoice) -> None:
 
 
 def _check_torch_kernels(config: WorkerConfig, choice: DeviceChoice) -> None:
-    _check_without_aiter(config)
+    _check_without_aiter(config, choice)
     if choice.is_gpu:
         return
     if config.compute.dtype not in (AUTO, "float32"):
         asked = config.compute.dtype
-        raise ConfigError(f"dtype {asked} is for GPUs: on a CPU torch computes in float32, so leave it out, or use kernels cpu")
+        raise ConfigError(
+            f"dtype {asked} is for GPUs: on a CPU torch computes in float32, so leave it out, or {_use_cpu(choice)}"
+        )
     _check_without_gpu(config)
 
 
@@ -113,15 +132,20 @@ def _check_kv_cache(config: WorkerConfig) -> None:
         raise ConfigError("kv_cache_dtype fp8 needs AITER's kernels: use kv_cache_dtype auto, or kernels aiter on an AMD GPU")
 
 
-def _check_8_bits(config: WorkerConfig) -> None:
+def _check_8_bits(config: WorkerConfig, choice: DeviceChoice) -> None:
     if config.compute.quantization == "int8":
-        raise ConfigError("quantization int8 needs kernels cpu: use these, or quantization none")
+        raise ConfigError(f"quantization int8 needs kernels cpu: use quantization none, or {_use_cpu(choice)}")
 
 
-def _check_without_aiter(config: WorkerConfig) -> None:
+def _use_cpu(choice: DeviceChoice) -> str:
+    """What to do for them."""
+    return "use kernels cpu" if choice.lacks is None else f"have kernels cpu, of which it is said here: {choice.lacks}"
+
+
+def _check_without_aiter(config: WorkerConfig, choice: DeviceChoice) -> None:
     asked = config.compute
     _check_kv_cache(config)
-    _check_8_bits(config)
+    _check_8_bits(config, choice)
     if asked.quantization != "none":
         raise ConfigError(
             f"quantization {asked.quantization} needs AITER's kernels: use quantization none, or kernels aiter on an AMD GPU"
@@ -139,7 +163,8 @@ def _check_without_gpu(config: WorkerConfig) -> None:
 
 
 def compute_dtype(asked: str, choice: DeviceChoice, stored: torch.dtype) -> torch.dtype:
-    """What weights and activations are in (with kernels cpu the weights alone), `asked` being the option and `stored` what the model's files have. AITER's kernels know no float32."""
+    """What weights and activations are in (with kernels cpu the weights alone), `asked` being the option and `stored` what the model's files have.
+    AITER's kernels know no float32."""
     if asked != AUTO:
         dtype: torch.dtype = getattr(torch, asked)
         if dtype == torch.float32 and choice.kernels not in ("torch", "cpu"):

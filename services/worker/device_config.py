@@ -10,16 +10,18 @@ DEVICES = (AUTO, "cpu", "cuda")
 """`auto`: a GPU where torch sees one. ROCm's torch calls AMD GPUs `cuda` too."""
 
 KERNELS = (AUTO, "torch", "cpu", "aiter", "aiter-triton", "aiter-native")
-"""`auto`: `aiter` on ROCm, else `torch`. `cpu`: those of our own for x86 processors. `aiter`: of its two flavours the one that fits GPU and model."""
+"""`auto`: `aiter` on ROCm, `cpu` on a CPU that has them, else `torch`. `cpu`: those of our own for x86 processors. `aiter`: of its two flavours the
+one that fits GPU and model."""
 
 DTYPES = (AUTO, "float32", "bfloat16", "float16")
-"""`auto`: float32 on a CPU, float16 with kernels `cpu`, which sum in float32 whatever it is; on a GPU what the model's files have."""
+"""`auto`: float16 with kernels `cpu`, which sum in float32 whatever it is, float32 with `torch` on a CPU; on a GPU what the model's files have."""
 
 KV_CACHE_DTYPES = (AUTO, "fp8")
 """`auto`: that of the activations."""
 
 QUANTIZATIONS = ("none", "fp8", "fp8_block", "int8")
-"""Of linear layers: `fp8` with a scale per token and output, `fp8_block` with one per 128 numbers; `int8`, on a CPU, with one per 32, of the embedding too."""
+"""Of linear layers: `fp8` with a scale per token and output, `fp8_block` with one per 128 numbers; `int8`, on a CPU, with one per 32, of the
+embedding too."""
 
 UTILIZATION = 0.9
 """Of a GPU's memory, where nobody says more. The rest is for what is not measured: pieces between allocations, and passes whose like was not tried."""

@@ -26,6 +26,7 @@ from model_worker.weights.errors import DraftMismatch, ModelUnsupported
 from model_worker.weights.model_source import ModelSource
 from model_worker.weights.open_model import load_eagle_head, load_model, load_mtp_head, open_model
 from services.worker.config import SpeculationConfig
+from tessera.values.config import ConfigError
 from tessera.values.model import ModelInfo
 
 
@@ -65,7 +66,7 @@ class Drafter:
 
 def load_drafter(config: SpeculationConfig, max_num_seqs: int, loaded: LoadedModel, crew: Crew | None = None) -> Drafter | None:
     """Whoever `config` names, for a model that is loaded; None where speculation is off. `crew`: the other ranks, which load their parts of a
-    head by themselves. Raises ModelError where that cannot be."""
+    head by themselves. Raises ModelError or ConfigError where that cannot be."""
     if not config.num_speculative_tokens:
         return None
     if config.proposer == "ngram":
@@ -127,7 +128,7 @@ def model_drafter(model: CausalLM, max_num_seqs: int, draws: DraftDraws) -> Draf
 
 
 def _draft_model(name: str, loaded: LoadedModel) -> CausalLM:
-    """Load what is to draft for a model. Raises DraftMismatch before it reads weights, and other ModelErrors."""
+    """Load what is to draft for a model. Raises DraftMismatch and ConfigError before it reads weights, and other ModelErrors."""
     source, target = open_model(name), loaded.info
     draft = source.info
     if (draft.vocab_size, draft.tokenizer_digest) != (target.vocab_size, target.tokenizer_digest):
@@ -139,5 +140,10 @@ def _draft_model(name: str, loaded: LoadedModel) -> CausalLM:
         raise DraftMismatch(
             f"{draft.name} was trained for {draft.max_model_len} tokens and cannot draft for {target.name} with its "
             f"{target.max_model_len}: lower max_model_len"
+        )
+    if not loaded.kernels_alone.can_share_cache(source.config):
+        raise ConfigError(
+            f"{draft.name} cannot draft for {target.name} with kernels cpu, which have no attention over windows or latents, and both "
+            f"models' KV lies side by side: use kernels torch, or another draft_model"
         )
     return load_model(source, loaded.kernels_alone)

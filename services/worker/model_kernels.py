@@ -6,7 +6,7 @@ import structlog
 import torch
 
 from model_worker.group import ALONE, Group
-from model_worker.kernels.cpu.backend import CpuKernels, can_read_cache
+from model_worker.kernels.cpu.backend import CpuKernels, can_read_cache, is_all_ours
 from model_worker.kernels.cpu.library import KernelsMissing, cpu_library
 from model_worker.kernels.interface import Kernels
 from model_worker.kernels.invariant_backend import InvariantKernels, ask_mkl_for_invariance
@@ -18,6 +18,7 @@ from model_worker.models.model_config import ModelConfig
 from model_worker.placement import Placement
 from services.worker.config import WorkerConfig
 from services.worker.device_choice import DeviceChoice, compute_dtype
+from services.worker.device_config import AUTO
 from tessera.values.config import ConfigError
 
 _log = structlog.get_logger()
@@ -39,6 +40,8 @@ def model_kernels(
 ) -> ModelKernels:
     """For a model of this shape, whose files have numbers of dtype `stored`. Raises ConfigError: AITER may be missing, or lack what the
     model needs."""
+    if choice.kernels == "cpu" and config.batch_invariant and not is_all_ours(shape, config.block_size):
+        choice = _torch_instead(config, choice)
     dtype = compute_dtype(config.compute.dtype, choice, stored)
     if choice.kernels == "cpu":
         return _cpu_kernels(config, shape, dtype, group, peers)
@@ -53,6 +56,24 @@ def model_kernels(
         kind = TorchDeviceKernels if choice.is_gpu else TorchKernels
         made = [kind(*each, placement) for each in groups]
     return ModelKernels(made[0], made[1], made[2], made[0].kv_store())
+
+
+def _torch_instead(config: WorkerConfig, choice: DeviceChoice) -> DeviceChoice:
+    """For a model of which not every sum is by our own kernels, where each has to be the same bits in any batch. Raises ConfigError where what was
+    asked for needs them."""
+    asked = config.compute
+    for option, given, usual in (
+        ("kernels", asked.kernels, AUTO),
+        ("dtype", asked.dtype, "float32"),
+        ("quantization", asked.quantization, "none"),
+    ):
+        if given not in (AUTO, usual):
+            raise ConfigError(
+                f"batch_invariant is for this model with torch's kernels in float32, since it has experts, windows or latents, or block_size is no "
+                f"multiple of 16; {option} is {given}: leave {option} out"
+            )
+    _log.info("torch's kernels are used: of this model not every sum is by kernels cpu", batch_invariant=True)
+    return DeviceChoice(choice.device, "torch")
 
 
 def _cpu_kernels(config: WorkerConfig, shape: ModelConfig, dtype: torch.dtype, group: Group, peers: Group) -> ModelKernels:

@@ -68,6 +68,11 @@ def load_part(config: WorkerConfig, group: Group, peers: Group = ALONE, choice: 
         device=str(choice.device_of(group.rank)),
         kernels=choice.kernels,
     )
+    if choice.lacks is not None and group.rank == 0:
+        _log.warning(
+            "kernels for this processor are missing, so torch computes alone, several times slower: the reason says what to do",
+            reason=choice.lacks,
+        )
     name = config.model
     if name == DETERMINISTIC:
         return _limited(config, _deterministic(_DETERMINISTIC_ALONE))

@@ -94,7 +94,7 @@ def cpu(streams: int = 16) -> Setup:
         kv_cache_bytes=160 * 1024 * 1024,  # 46,080 bytes per position
         concurrency=streams,
         asks=asks,
-        worker_options=("--threads", "1"),
+        worker_options=("--threads", "1", "--dtype", "float32"),  # what it computes is compared with torch's
         recompute_s=3.0,  # half of the streams with some 120 tokens each, at 300 a second
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from model_worker.kernels.interface import Kernels
-from model_worker.kv_pool import KVPool
+from model_worker.kv_pool import IN_FLOAT32, KVPool, KVStore
 from model_worker.layers.weight_slot import WeightSlot
 from model_worker.models.causal_lm import CausalLM
 from model_worker.models.model_config import ModelConfig
@@ -49,6 +49,6 @@ def fill(slots: dict[str, WeightSlot]) -> None:
         slot.view.copy_(values.narrow(slot.dim, slot.start, slot.stop - slot.start))
 
 
-def pool(shape: ModelConfig, block_size: int, num_tokens: int = 2048) -> KVPool:
+def pool(shape: ModelConfig, block_size: int, num_tokens: int = 2048, store: KVStore = IN_FLOAT32) -> KVPool:
     """A fresh pool of `num_tokens` positions."""
-    return KVPool(shape.num_layers, -(-num_tokens // block_size), block_size, shape.num_kv_heads, shape.head_dim)
+    return KVPool.of_shape(shape.kv_shape, -(-num_tokens // block_size), block_size, store)

@@ -44,7 +44,7 @@ class RankThreads:
     ) -> None:
         store = HashStore()  # of the first session; `held` has one for each
         self.groups = [GlooGroup(store, rank, size) for rank in range(size)] if size > 1 else [ALONE]
-        made = [kernels(group) for group in self.groups]
+        made = self._kernels = [kernels(group) for group in self.groups]
         self.models = [build(each) for each in made]
         self.heads = [build_head(*pair) if build_head else None for pair in zip(made, self.models, strict=True)]
 
@@ -53,8 +53,10 @@ class RankThreads:
         """Fresh pools, and threads that serve them while the context lasts."""
         groups = [group for group in self.groups if isinstance(group, GlooGroup)]
         pools = [
-            KVPool.of_shape(model.config.kv_shape_of(group), num_blocks, block_size, paired=head.kv_shape if head else None)
-            for model, group, head in zip(self.models, self.groups, self.heads, strict=True)
+            KVPool.of_shape(
+                model.config.kv_shape_of(group), num_blocks, block_size, kernels.kv_store(), head.kv_shape if head else None
+            )
+            for model, group, kernels, head in zip(self.models, self.groups, self._kernels, self.heads, strict=True)
         ]
         blocks = [LocalBlocks(kv, num_host_blocks) for kv in pools]
         if not groups:

@@ -34,7 +34,7 @@ MODEL = "SmolLM2-135M-Instruct"
 CALM = StackOptions(
     model=MODEL,
     scheduler=["--result-retention-ms", "500", "--lease-ms", "1000", "--log-level", "debug"],
-    worker=["--kv-cache-bytes", str(192 * 1024 * 1024)],
+    worker=["--kv-cache-bytes", str(96 * 1024 * 1024)],  # of float16 some 4,300 positions
 )
 """The real model in a small pool, a retention that tests can wait for, and a scheduler that says when it is idle."""
 

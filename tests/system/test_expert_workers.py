@@ -39,6 +39,8 @@ def test_streams_are_those_of_one_worker_and_a_lost_worker_ends_the_other(model:
         f"127.0.0.1:{store_port}",
         "--kv-cache-bytes",
         str(4 << 20),
+        "--dtype",
+        "float32",
     ]
     second = RoleProcess("worker2", ["worker", "--model", model, *shared, "--expert-parallel-rank", "1"], address, tmp_path)
     options = StackOptions(

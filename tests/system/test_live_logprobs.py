@@ -56,7 +56,7 @@ def speculating(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     options = StackOptions(
         str(directory),
         scheduler=["--result-retention-ms", "60000", "--lease-ms", "1000", *drafts],
-        worker=["--kv-cache-bytes", str(16 << 20), "--proposer", "ngram", *drafts],
+        worker=["--kv-cache-bytes", str(16 << 20), "--dtype", "float32", "--proposer", "ngram", *drafts],
     )
     with Stack(tmp_path_factory.mktemp("speculating"), options) as stack:
         yield stack

@@ -46,7 +46,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def running(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Client]]:
-    worker = ["--kv-cache-bytes", str(8 << 20), "--tensor-parallel-size", "2", *DRAFTS, "--ngram-min", "1"]
+    worker = [
+        "--kv-cache-bytes",
+        str(8 << 20),
+        "--dtype",
+        "float32",
+        "--tensor-parallel-size",
+        "2",
+        *DRAFTS,
+        "--ngram-min",
+        "1",
+    ]
     options = StackOptions(model, scheduler=DRAFTS, worker=worker)
     with Stack(tmp_path_factory.mktemp("ranks"), options) as stack, Client(stack.address) as client:
         yield stack, client

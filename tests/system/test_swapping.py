@@ -51,7 +51,7 @@ def test_every_token_is_right_though_its_kv_was_swapped(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_tight_pool_with_swap_gives_the_tokens_of_a_large_one(client: Client, judge: Judge, tmp_path: Path) -> None:
     """The real model: the large pool is that of the system which the other tests use."""
-    options = tight(CALM, 2 * 30 * 3 * 64 * 4, num_blocks=6, num_host_blocks=16)
+    options = tight(CALM, 2 * 30 * 3 * 64 * 2, num_blocks=6, num_host_blocks=16)
     with Stack(tmp_path, options) as stack, Client(stack.address) as tight_client:
         given = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
         readers = [Reader(tight_client, prompt, **given) for prompt in PROMPTS[:3]]

@@ -1,7 +1,7 @@
 """The fast backend on a CPU: kernels of our own where they matter, torch for the rest.
 
-Weights of linear layers are packed when they are first used, in float32 or float16; sums are always in float32. Everything that is computed by these kernels
-has the same bits whatever shares its batch, and however its context was computed.
+Weights of linear layers are packed once they are read, in float32, float16 or 8 bits; sums are always in float32. Everything that is computed by
+these kernels has the same bits whatever shares its batch, and however its context was computed.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,25 @@ HEAD_DIM_MAX = 512
 """As in `source/attention.hpp`."""
 
 
+def has_plain_attention(shape: ModelConfig) -> bool:
+    """Whether these kernels do the attention of such a model, over a pool with blocks of whole vectors."""
+    return shape.latent is None and not shape.sliding_windows and shape.head_dim <= HEAD_DIM_MAX
+
+
 def can_read_cache(shape: ModelConfig, block_size: int) -> bool:
-    """Whether these kernels do the attention of such a model: plain causal attention, in blocks of whole vectors."""
-    return shape.latent is None and not shape.sliding_windows and block_size % 16 == 0 and shape.head_dim <= HEAD_DIM_MAX
+    """Whether they do so over blocks of this size."""
+    return has_plain_attention(shape) and block_size % 16 == 0
+
+
+def is_all_ours(shape: ModelConfig, block_size: int) -> bool:
+    """Whether every product of such a model, and its attention, go through these kernels, so that a token's logits are the same bits in any batch. Of a
+    model with experts the router's product is torch's."""
+    return can_read_cache(shape, block_size) and shape.experts is None
 
 
 class CpuKernels(TorchKernels):
-    """`dtype`: of packed weights, and of the KV cache. `in_8_bits`: weights are quantized (see `EightBitWeight`). `reads_cache`: whether attention is by these kernels (see `can_read_cache`); otherwise
-    it is torch's, and so is the cache."""
+    """`dtype`: of packed weights, and of the KV cache. `in_8_bits`: weights are quantized (see `EightBitWeight`). `reads_cache`: whether attention is
+    by these kernels (see `can_read_cache`); otherwise it is torch's, and so is the cache."""
 
     def __init__(
         self,
@@ -54,6 +65,9 @@ class CpuKernels(TorchKernels):
 
     def kv_store(self, dtype: torch.dtype | None = None) -> KVStore:
         return super().kv_store(dtype or (self._dtype if self._reads_cache else None))
+
+    def can_share_cache(self, shape: ModelConfig) -> bool:
+        return not self._reads_cache or has_plain_attention(shape)
 
     def pack(self, weight: Tensor) -> Product | None:
         return self.pack_table(weight)

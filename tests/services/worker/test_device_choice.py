@@ -11,7 +11,8 @@ from services.worker.device_choice import DeviceChoice, Hardware, choose_device,
 from services.worker.device_config import DeviceConfig
 from tessera.values.config import ConfigError
 
-CPU, NVIDIA, AMD = Hardware(0, is_rocm=False), Hardware(2, is_rocm=False), Hardware(2, is_rocm=True)
+CPU, NVIDIA, AMD = (Hardware(count, is_rocm, lambda: None) for count, is_rocm in ((0, False), (2, False), (2, True)))
+BARE = Hardware(0, is_rocm=False, lacks_cpu_kernels=lambda: "there is no compiler: get one")
 CONFIG = WorkerConfig(model="m")
 
 
@@ -21,17 +22,34 @@ def chosen(hardware: Hardware, **options: Any) -> tuple[str, str]:
 
 
 def test_what_is_best_on_a_machine_is_chosen() -> None:
-    assert chosen(CPU) == ("cpu", "torch")
+    assert chosen(CPU) == ("cpu", "cpu")
+    assert chosen(CPU, kernels="torch") == ("cpu", "torch")
+    assert chosen(CPU, dtype="float16", quantization="int8") == ("cpu", "cpu")
     assert chosen(NVIDIA) == ("cuda", "torch")
     assert chosen(AMD) == ("cuda", "aiter")
     assert chosen(AMD, kernels="torch") == ("cuda", "torch")
-    assert chosen(AMD, device="cpu") == ("cpu", "torch")
+    assert chosen(AMD, device="cpu") == ("cpu", "cpu")
     assert chosen(AMD, kernels="aiter-native", kv_cache_dtype="fp8", quantization="fp8") == ("cuda", "aiter-native")
+
+
+def test_where_the_kernels_for_a_processor_are_missing_torch_computes_and_it_is_said_why() -> None:
+    assert choose_device(CONFIG, BARE) == DeviceChoice("cpu", "torch", "there is no compiler: get one")
+
+
+def test_what_is_missing_is_not_asked_where_it_does_not_matter() -> None:
+    """To find out may take a minute."""
+
+    def never() -> str:
+        raise AssertionError("asked")
+
+    assert chosen(Hardware(1, is_rocm=False, lacks_cpu_kernels=never)) == ("cuda", "torch")
+    assert chosen(Hardware(0, is_rocm=False, lacks_cpu_kernels=never), kernels="torch") == ("cpu", "torch")
+    assert choose_device(CONFIG, Hardware(0, False, never), computes=False) == DeviceChoice("cpu", "torch")
 
 
 def test_what_has_no_use_for_a_gpu_stays_on_the_cpu() -> None:
     assert choose_device(CONFIG, AMD, computes=False) == DeviceChoice("cpu", "torch")
-    assert choose_device(replace(CONFIG, batch_invariant=True), AMD) == DeviceChoice("cpu", "torch")
+    assert choose_device(replace(CONFIG, batch_invariant=True), AMD) == DeviceChoice("cpu", "cpu")
 
 
 def test_each_rank_has_a_gpu_of_its_own() -> None:
@@ -51,10 +69,17 @@ def test_each_rank_has_a_gpu_of_its_own() -> None:
         (AMD, {"device": "cpu", "kernels": "aiter"}, {}, "kernels aiter needs .*, and device is cpu: use kernels torch"),
         (CPU, {"kv_cache_dtype": "fp8"}, {}, "kv_cache_dtype fp8 needs AITER's kernels: use kv_cache_dtype auto"),
         (NVIDIA, {"quantization": "fp8_block"}, {}, "quantization fp8_block needs AITER's kernels: use quantization none"),
-        (CPU, {"dtype": "bfloat16"}, {}, "dtype bfloat16 is for GPUs: on a CPU torch computes in float32"),
+        (CPU, {"dtype": "bfloat16"}, {}, "dtype bfloat16 is unknown to kernels cpu: use float16 or float32"),
+        (
+            CPU,
+            {"kernels": "torch", "dtype": "float16"},
+            {},
+            "dtype float16 is for GPUs: .* float32, so leave it out, or use kernels cpu",
+        ),
+        (BARE, {"dtype": "float16"}, {}, "dtype float16 is for GPUs: .* or have kernels cpu, .* there is no compiler: get one"),
+        (BARE, {"quantization": "int8"}, {}, "quantization int8 needs kernels cpu: .* there is no compiler: get one"),
         (CPU, {"kernels": "cpu", "dtype": "bfloat16"}, {}, "dtype bfloat16 is unknown to kernels cpu: use float16 or float32"),
         (AMD, {"kernels": "cpu"}, {}, "kernels cpu are for processors, and device is cuda: use device cpu"),
-        (CPU, {"kernels": "cpu"}, {"batch_invariant": True}, "batch_invariant has kernels of its own: leave kernels out"),
         (
             CPU,
             {"kernels": "cpu", "quantization": "fp8"},
@@ -63,7 +88,8 @@ def test_each_rank_has_a_gpu_of_its_own() -> None:
         ),
         (CPU, {"kernels": "cpu", "kv_cache_dtype": "fp8"}, {}, "kv_cache_dtype fp8 needs AITER's kernels"),
         (CPU, {"kernels": "cpu", "graph_sizes": (4,)}, {}, "graph_sizes is for GPUs"),
-        (CPU, {"quantization": "int8"}, {}, "quantization int8 needs kernels cpu"),
+        (CPU, {"kernels": "torch", "quantization": "int8"}, {}, "quantization int8 needs kernels cpu"),
+        (CPU, {"quantization": "fp8"}, {}, "quantization fp8 needs AITER's kernels: kernels cpu have none and int8"),
         (AMD, {"quantization": "int8"}, {}, "quantization int8 needs kernels cpu"),
         (CPU, {"graph_sizes": (4,)}, {}, "graph_sizes is for GPUs: on a CPU nothing is recorded"),
         (CPU, {"enforce_eager": True}, {}, "enforce_eager is for GPUs: on a CPU nothing is recorded"),
@@ -104,6 +130,8 @@ def test_the_kv_cache_has_one_size() -> None:
 def test_numbers_are_the_files_own_on_a_gpu() -> None:
     cpu, torch_gpu, aiter = DeviceChoice("cpu", "torch"), DeviceChoice("cuda", "torch"), DeviceChoice("cuda", "aiter")
     assert compute_dtype("auto", cpu, torch.bfloat16) == torch.float32
+    assert compute_dtype("auto", DeviceChoice("cpu", "cpu"), torch.float32) == torch.float16
+    assert compute_dtype("float32", DeviceChoice("cpu", "cpu"), torch.float16) == torch.float32
     assert compute_dtype("auto", torch_gpu, torch.float32) == torch.float32
     assert compute_dtype("auto", torch_gpu, torch.float16) == torch.float16
     assert compute_dtype("auto", aiter, torch.float16) == torch.float16

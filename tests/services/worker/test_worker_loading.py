@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
@@ -23,6 +24,8 @@ from model_worker.weights.errors import DraftMismatch, ModelUnsupported
 from model_worker.weights.hugging_face_config import HuggingFaceConfig
 from services.cli.up_config import UpConfig
 from services.worker.config import ExpertParallelConfig, SpeculationConfig, WorkerConfig
+from services.worker.device_choice import Hardware
+from services.worker.device_config import DeviceConfig
 from services.worker.loading import load_engine, load_part
 from services.worker.rank_processes import RankProcesses
 from tessera.values.config import ConfigError
@@ -32,6 +35,7 @@ from tests.parity.mtp_reference import MtpReference, save_layers
 from tests.parity.tiny_models import save_random, tiny_configs
 
 CONFIG = WorkerConfig(model="deterministic", kv_cache_bytes=1 << 16, threads=1)
+WITH_TORCH = replace(CONFIG, compute=DeviceConfig(kernels="torch"))
 
 
 @pytest.mark.parametrize(
@@ -149,8 +153,9 @@ def test_the_pool_has_room_for_what_the_model_s_own_layers_keep_for_drafts(tmp_p
     save_layers([MtpReference(save_random(config, tmp_path))], tmp_path)
     speculation = SpeculationConfig(num_speculative_tokens=2, proposer="mtp")
     engine = load_engine(replace(CONFIG, model=str(tmp_path), speculation=speculation, batch_invariant=batch_invariant))
-    assert engine.description.geometry.bytes_per_token == (3 + 1) * 2 * 2 * 16 * 4
-    assert engine.description.geometry.kv_format == "torch/f32+drafts:torch/f32/1x2x16"
+    size, flavour = (4, "torch/f32") if batch_invariant else (2, "cpu/f16")  # with experts not every sum is by kernels cpu
+    assert engine.description.geometry.bytes_per_token == (3 + 1) * 2 * 2 * 16 * size
+    assert engine.description.geometry.kv_format == f"{flavour}+drafts:{flavour}/1x2x16"
     assert not engine._kv.paired.block(engine._kv.null_block).any(), "trying out leaves no trace"
 
 
@@ -200,8 +205,8 @@ def test_the_pool_has_room_for_a_draft_model_s_kv(tmp_path: Path) -> None:
     model = llama(tmp_path / "model")
     for batch_invariant in (False, True):
         engine = load_engine(replace(CONFIG, model=model, speculation=speculation, batch_invariant=batch_invariant))
-        assert engine.description.geometry.bytes_per_token == 2 * (2 * 32 * 4)
-        assert engine.description.geometry.num_blocks == (1 << 16) // (16 * 512)
+        assert engine.description.geometry.bytes_per_token == 2 * (2 * 32 * 2)
+        assert engine.description.geometry.num_blocks == (1 << 16) // (16 * 256)
 
 
 def test_the_pool_has_room_for_an_eagle_head_s_kv(tmp_path: Path) -> None:
@@ -211,7 +216,7 @@ def test_the_pool_has_room_for_an_eagle_head_s_kv(tmp_path: Path) -> None:
     for batch_invariant in (False, True):
         config = replace(CONFIG, model=str(tmp_path / "model"), speculation=speculation, batch_invariant=batch_invariant)
         geometry = load_engine(config).description.geometry
-        assert geometry.bytes_per_token == 3 * 2 * 2 * 24 * 4 + 2 * 2 * 16 * 4
+        assert geometry.bytes_per_token == 3 * 2 * 2 * 24 * 2 + 2 * 2 * 16 * 2
 
 
 @pytest.mark.parametrize(
@@ -234,6 +239,60 @@ def test_a_model_that_cannot_draft_for_another_is_refused_and_both_are_named(
         load_engine(config)
     if "max_len" in own:
         assert load_engine(replace(config, max_model_len=200)).description.model.max_model_len == 200
+
+
+def test_a_draft_model_that_cannot_keep_its_kv_beside_the_model_s_is_refused(tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    save_random(tiny_configs()["DeepseekV3ForCausalLM"][0], draft)
+    shape = json.loads((draft / "config.json").read_text())
+    (draft / "tokenizer.json").write_text("{}")
+    model = llama(tmp_path / "model", shape["vocab_size"], shape["max_position_embeddings"])
+    speculation = SpeculationConfig(2, "draft_model", draft_model=str(draft))
+    with pytest.raises(
+        ConfigError, match=r"draft cannot draft for model with kernels cpu.*: use kernels torch, or another draft_model"
+    ):
+        load_engine(replace(CONFIG, model=model, speculation=speculation))
+    kept = load_engine(replace(WITH_TORCH, model=model, speculation=speculation)).description.geometry.kv_format
+    assert kept.startswith("torch/f32+drafts:torch/f32/latent")
+
+
+def batch_invariant(architecture: str, folder: Path, **compute: str) -> str:
+    """The KV format of a batch-invariant worker."""
+    save_random(tiny_configs()[architecture][0], folder)
+    config = replace(CONFIG, model=str(folder), batch_invariant=True, compute=DeviceConfig(**compute))
+    return load_engine(config).description.geometry.kv_format
+
+
+@pytest.mark.parametrize(
+    ("architecture", "compute", "kept"),
+    [
+        ("LlamaForCausalLM", {}, "cpu/f16"),
+        ("Qwen3ForCausalLM", {"dtype": "float32"}, "cpu/f32"),
+        ("LlamaForCausalLM", {"kernels": "torch"}, "torch/f32"),
+        ("MixtralForCausalLM", {}, "torch/f32"),
+        ("DeepseekV3ForCausalLM", {"dtype": "float32"}, "torch/f32/latent"),
+    ],
+)
+def test_a_batch_invariant_worker_has_torch_compute_what_is_not_all_ours(
+    tmp_path: Path, architecture: str, compute: dict[str, str], kept: str
+) -> None:
+    assert batch_invariant(architecture, tmp_path, **compute) == kept
+
+
+@pytest.mark.parametrize("compute", [{"kernels": "cpu"}, {"dtype": "float16"}, {"quantization": "int8"}])
+def test_a_batch_invariant_worker_does_not_pass_over_what_it_cannot_do(tmp_path: Path, compute: dict[str, str]) -> None:
+    ((option, given),) = compute.items()
+    with pytest.raises(ConfigError, match=f"batch_invariant is for this model .*; {option} is {given}: leave {option} out"):
+        batch_invariant("MixtralForCausalLM", tmp_path, **compute)
+
+
+def test_a_worker_without_kernels_for_its_processor_says_why_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bare = Hardware(0, is_rocm=False, lacks_cpu_kernels=lambda: "there is no compiler: get one")
+    monkeypatch.setattr(Hardware, "found", lambda: bare)
+    with structlog.testing.capture_logs() as logs:
+        engine = load_engine(replace(CONFIG, model=llama(tmp_path)))
+    assert [line["reason"] for line in logs if line["log_level"] == "warning"] == ["there is no compiler: get one"]
+    assert engine.description.geometry.kv_format == "torch/f32"
 
 
 def test_a_likeness_has_the_tokenizer_of_the_model_it_stands_for() -> None:
@@ -282,9 +341,10 @@ def test_a_batch_invariant_worker_tries_its_tiles_out_before_it_serves(
     tried: list[tuple[int, ...]] = []
     find = invariant_backend.find_row_tiles
     monkeypatch.setattr(invariant_backend, "find_row_tiles", lambda weight: tried.append(tuple(weight.shape)) or find(weight))
-    load_engine(replace(CONFIG, model=str(directory)))
-    assert not tried
-    engine = load_engine(replace(CONFIG, model=str(directory), batch_invariant=True))
+    load_engine(replace(WITH_TORCH, model=str(directory)))
+    load_engine(replace(CONFIG, model=str(directory), batch_invariant=True))
+    assert not tried, "kernels cpu need not"
+    engine = load_engine(replace(WITH_TORCH, model=str(directory), batch_invariant=True))
     assert sorted(tried) == [(16, 16), (16, 24), (40, 16), (48, 16)], (
         "o_proj, down_proj, the head, and qkv_proj with gate_up_proj"
     )
@@ -299,4 +359,4 @@ def test_a_machine_that_cannot_be_batch_invariant_says_so_at_the_start(
 
     monkeypatch.setattr(invariant_backend, "find_row_tiles", refuse)
     with pytest.raises(ConfigError, match="batch_invariant: nothing fits"):
-        load_engine(replace(CONFIG, model=str(directory), batch_invariant=True))
+        load_engine(replace(WITH_TORCH, model=str(directory), batch_invariant=True))
