@@ -16,7 +16,7 @@ def stats_text(stats: Stats) -> str:
         f"           {stats.num_submitted} came, {stats.num_ended} ended, {stats.num_preemptions} preemptions",
         f"tokens     {load.generation_tokens_per_s:.1f}/s, {stats.num_sampled_tokens} so far; "
         f"{load.num_waiting_uncached_tokens} waiting to be computed",
-        f"KV cache   {_part(load.used_kv_tokens, load.total_kv_tokens)} tokens; {100 * load.prefix_hit_rate:.1f} % of prompts found cached",
+        f"KV cache   {_part(load.used_kv_tokens, load.total_kv_tokens)} tokens; {100 * load.prefix_hit_rate:.1f} % of prompt tokens found cached",
         "",
     ]
     rows = [

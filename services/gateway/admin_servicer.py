@@ -2,14 +2,18 @@
 
 from typing import Any
 
+import structlog
 from google.protobuf.message import Message
 
 from services.gateway.session import SchedulerSession
+from services.rpc.caller import current_principal
 from services.rpc.errors import InvalidArgument, NotFound
 from services.scheduler.convert_admin import answer_to_proto, command_from_proto
 from services.worker.convert import MalformedMessage
 from tessera.v1 import admin_pb2, admin_pb2_grpc
-from tessera.values.admin import NoSuch
+from tessera.values.admin import GetStats, ListRequests, NoSuch
+
+_log = structlog.get_logger()
 
 SERVICE_NAME: str = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 
@@ -59,6 +63,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         except MalformedMessage as error:
             raise InvalidArgument.of(error) from error
         answer = await self._session.administer(command, self._scheduler_wait_s)
+        if not isinstance(command, GetStats | ListRequests):
+            _log.info("administration", principal=current_principal(), command=type(command).__name__)
         if isinstance(answer, NoSuch):
             raise NotFound(f"{answer.field}: {answer.text}", reason="NOT_FOUND", metadata={"field": answer.field})
         return answer_to_proto(answer)

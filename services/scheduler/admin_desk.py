@@ -1,8 +1,8 @@
 """What operators ask of a leader: commands go to the scheduler's core at once, answers leave once the store has what they changed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import assert_never
+from dataclasses import asdict, dataclass
+from typing import Any, assert_never
 
 import structlog
 
@@ -60,7 +60,7 @@ class AdminDesk:
         """Do it; `release` answers."""
         answer = self._answer(query.command)
         if not isinstance(query.command, GetStats | ListRequests):
-            _log.info("administration", command=type(query.command).__name__, answer=type(answer).__name__)
+            _log.info("administration", gateway=session.gateway_id.hex(), **_named(query.command), **_named(answer))
         mark = self._admin.sweep_mark if isinstance(answer, PrefixCacheReset) else None
         self._waiting.append(_Waiting(session, AdminReply(query.number, answer), swept=mark))
         del self._waiting[:-WAITING_MAX]
@@ -115,3 +115,9 @@ class AdminDesk:
             num_readable=seen.load.num_finished,
             load=self._load(),
         )
+
+
+def _named(value: AdminCommand | AdminAnswer) -> dict[str, Any]:
+    """What was ordered, or came of it, for the log: the facts under the name of their kind."""
+    facts = {name: fact.hex() if isinstance(fact, bytes) else fact for name, fact in asdict(value).items() if fact is not None}
+    return {type(value).__name__: facts}

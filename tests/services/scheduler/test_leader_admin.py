@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
+import structlog
 from core.fake_worker import FakeWorker
 from leader_table import WORKER, Gateway, Table, submission
 
@@ -68,6 +69,22 @@ def test_stats_tell_of_the_whole_group(table: Table) -> None:
     assert (stats.epoch, stats.uptime_ms, stats.is_durable, stats.is_admission_paused) == (1, 5000, True, False)
     assert (stats.num_submitted, stats.num_ended, stats.num_readable, stats.journal_lag_records) == (2, 1, 1, 0)
     assert (stats.load.num_running, stats.load.workers[0].state) == (1, WorkerState.SERVING)
+
+
+def test_the_log_has_every_order_with_what_it_names_and_what_came_of_it(table: Table) -> None:
+    operator = table.gateway()
+    with structlog.testing.capture_logs() as logs:
+        for command in (SetAdmission(True), SetDrain("nowhere:1", True), AbortRequests(request_id=b"\1" * 16), GetStats()):
+            ask(operator, command)
+    told = [{**entry} for entry in logs if entry["event"] == "administration"]
+    assert all(entry.pop("gateway") == operator.session.gateway_id.hex() for entry in told)
+    assert [list(entry)[:2] for entry in told] == [
+        ["SetAdmission", "AdmissionSet"],
+        ["SetDrain", "NoSuch"],
+        ["AbortRequests", "NoSuch"],
+    ]
+    assert told[0]["SetAdmission"] == {"is_paused": True} and told[1]["SetDrain"]["worker"] == "nowhere:1"
+    assert told[2]["AbortRequests"] == {"request_id": "01" * 16}
 
 
 def test_answers_wait_for_the_store_unless_it_does_not_keep_up(table: Table) -> None:
