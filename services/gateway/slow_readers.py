@@ -27,16 +27,25 @@ RESUME_AFTER_MS = 100
 class WatchedCall:
     """One call that streams. `streams` feed it."""
 
-    __slots__ = ("_streams", "_unread_looks", "timeout", "wrote")
+    __slots__ = ("_began", "_streams", "_unread_looks", "timeout", "wrote")
 
     def __init__(self, streams: Sequence[RequestStream], timeout: asyncio.Timeout) -> None:
         self.timeout = timeout
         self.wrote = True  # no write waits
+        self._began = False
         self._streams = streams
         self._unread_looks = 0
 
     async def write(self, context: Any, response: Any) -> None:
-        """Send a message; waits while there is no room for it."""
+        """Send a message; waits while there is no room for it.
+
+        The call's initial metadata goes ahead of the first one, and is no write that is watched: gRPC notes it as sent only once all that went
+        with it is, so a first write that is ended in its midst has it sent again with the status, which then never leaves. No window of the
+        client's holds it up, only a connection that takes nothing at all, and that one keepalive ends.
+        """
+        if not self._began:
+            await context.send_initial_metadata(())
+            self._began = True
         self.wrote = False
         self._unread_looks = 0
         await context.write(response)

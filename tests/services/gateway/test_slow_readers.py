@@ -30,6 +30,9 @@ class Context:
     def __init__(self):
         self.room = asyncio.Event()
 
+    async def send_initial_metadata(self, metadata):
+        pass
+
     async def write(self, response):
         await self.room.wait()
 
@@ -186,6 +189,26 @@ def test_a_client_that_does_not_read_frees_its_seat(run_async, house):
             assert retry_after(error) is None
             ends = [piece.token_offset + len(piece.token_ids) for piece in (first, *pieces)]
             assert [piece.token_offset for piece in pieces] == ends[:-1], "what was sent is whole"
+            await channel.close()
+
+    run_async(scenario())
+
+
+def test_a_client_that_does_not_take_its_first_message_is_told_too(run_async, house):
+    """It reads nothing until its seat is free; then what was sent, and the status."""
+
+    async def scenario():
+        async with house(slow_reader_ms=200) as h:
+            end = await h.session()
+            channel, stub = slow_client(h)
+            call = stub.StreamGenerate(pb.StreamGenerateRequest(generation=pb.Generation(text="Hello")))
+            submit = await end.hear(Submit)
+            count = FRAMES * FRAME_LEN
+            end.send(output(submit, 0, [504] * count))
+            assert await end.hear(Abort) == Abort(submit.submission.request_id, 0)
+            pieces, error = await end_of(call)
+            assert (error.code(), reason_and_fields(error)[0]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_READER")
+            assert sum(len(piece.token_ids) for piece in pieces) in (0, count), "what was sent is whole"
             await channel.close()
 
     run_async(scenario())
