@@ -63,6 +63,7 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
             receive_bytes_max=config.receive_bytes_max,
             ready_file=config.ready_file,
             connection_age_s=CONNECTION_AGE_S,
+            calls_max=config.max_concurrent_requests,
             access=config.access,
             is_public=True,
             client_ca=config.tls_client_ca,

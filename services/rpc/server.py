@@ -41,6 +41,13 @@ _log = structlog.get_logger()
 INNER_MESSAGE_BYTES = 256 << 20
 """Largest message between our own processes: a Hello carries the tokens of every live request."""
 
+PENDING_CALLS_MIN = 16_384
+PENDING_PER_CALL = 4
+"""How many calls that no handler has seen yet are held at least, and for each that the service lets run. gRPC's own bound is 3000, and from 1000
+on it picks some by chance: those end as CANCELLED, without a word of when to come again, which the service would have said."""
+
+_INT32_MAX = 2**31 - 1
+
 _HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
@@ -49,12 +56,14 @@ class ServerConfig:
     """`listen` is `host:port` (port 0: any free one) or `unix:/path`. `ready_file` gets the JSON object `{"address": ...}`, with
     `health_address` and `metrics` where these are served, once the server answers; it goes away at the end. `connection_age_s`: after this long a connection is
     asked to end, so that clients look for new servers; streams on it go on. None: never, for links between our own processes.
+    `calls_max`: how many calls the service lets run; it refuses more itself. 0: it does not count them.
     `is_public`: clients are not of this system, and it is `client_ca` instead of the system's CA that proves them."""
 
     listen: str
     receive_bytes_max: int = INNER_MESSAGE_BYTES
     ready_file: Path | None = None
     connection_age_s: float | None = None
+    calls_max: int = 0
     access: AccessConfig = field(default_factory=AccessConfig)
     is_public: bool = False
     client_ca: Path | None = None
@@ -82,6 +91,7 @@ class ServerConfig:
 
     def options(self) -> list[tuple[str, int]]:
         """Channel arguments; without the ping ones a client's keepalives during a long prefill end in GOAWAY "too_many_pings"."""
+        pending_max = min(max(PENDING_CALLS_MIN, PENDING_PER_CALL * self.calls_max), _INT32_MAX)
         options = [
             ("grpc.max_receive_message_length", self.receive_bytes_max),
             ("grpc.max_send_message_length", INNER_MESSAGE_BYTES),
@@ -90,6 +100,8 @@ class ServerConfig:
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.keepalive_time_ms", 30_000),
             ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.server.max_pending_requests", pending_max),  # between this and the next, chance decides
+            ("grpc.server.max_pending_requests_hard_limit", pending_max),
             ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a lottery
         ]
         if self.connection_age_s is not None:

@@ -25,7 +25,10 @@ def engine_server(
     tracing: "Tracing | None" = None,
 ) -> RpcServer:
     """The server, not started yet. Session and limits are those of the public API."""
-    server = RpcServer(ServerConfig(config.engine_listen, receive_bytes_max=config.receive_bytes_max), metrics, tracing)
+    listens = ServerConfig(
+        config.engine_listen, receive_bytes_max=config.receive_bytes_max, calls_max=config.max_concurrent_requests
+    )
+    server = RpcServer(listens, metrics, tracing)
     servicer = VllmEngineServicer(config, session, bounds)
     server.add(vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server, servicer, SERVICE_NAME, ready=False)
     return server

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import weakref
+from collections import Counter
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from services.rpc.status import INTERNAL_TEXT, status_of
 from tessera.v1 import inference_pb2, inference_pb2_grpc
 
 NAME = "tessera.v1.InferenceService"
+BURST = 2500
+"""Calls at once, of which gRPC by itself would cancel some hundreds."""
+
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -317,6 +321,29 @@ def test_the_receive_limit_is_configurable(run_async):
                     assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
     run_async(scenario())
+
+
+def test_a_burst_is_refused_by_the_service_and_not_by_grpc(run_async):
+    """On one connection, and all before the server's loop looks at the second of them."""
+
+    async def scenario():
+        servicer = Scripted()
+        servicer.act = raising(errors.Overloaded("full", reason="OVERLOADED", retry_after_ms=1000))
+        async with serving(servicer) as (_server, channel):
+            await refusal(channel)  # it is connected
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            calls = [stub.GetModel(inference_pb2.GetModelRequest()) for _ in range(BURST)]
+            codes = Counter([await call.code() for call in calls])
+            assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED: BURST}
+
+    run_async(scenario())
+
+
+@pytest.mark.parametrize(("calls_max", "pending_max"), [(0, 16_384), (4096, 16_384), (10_000, 40_000), (1 << 40, 2**31 - 1)])
+def test_more_calls_may_wait_than_a_service_lets_run(calls_max, pending_max):
+    options = dict(ServerConfig("127.0.0.1:0", calls_max=calls_max).options())
+    assert options["grpc.server.max_pending_requests"] == pending_max
+    assert options["grpc.server.max_pending_requests_hard_limit"] == pending_max
 
 
 def test_a_taken_port_is_named(run_async):
