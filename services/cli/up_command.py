@@ -115,7 +115,7 @@ class _System:
             self.serving = True
             if self._config.once:
                 return 0 if is_answered else 1
-            _say(_how_to_go_on(self._config))
+            _say(how_to_go_on(self._config))
             await keeper
             raise AssertionError("the supervisor keeps until it fails")
         finally:
@@ -149,11 +149,12 @@ async def _interruptible(system: _System) -> int:
         return 0 if system.serving else INTERRUPTED
 
 
-def _how_to_go_on(config: UpConfig) -> str:
+def how_to_go_on(config: UpConfig) -> str:
+    """What can be asked now, as lines for a shell."""
     programs = Path(sys.executable).parent
     if programs.is_relative_to(Path.cwd()):
         programs = programs.relative_to(Path.cwd())
-    address = "" if config.listen == DEFAULT_LISTEN else f" --address {config.listen}"
+    address = "" if config.listen == DEFAULT_LISTEN else f" --gateway {config.listen}"
     public = config.public
     return f"""
 Serving on {config.listen} until Ctrl-C. In another terminal:

@@ -10,6 +10,7 @@ from services.cli.data_folder import DataFolder
 from services.cli.local_system import local_parts, local_url
 from services.cli.main import main
 from services.cli.public_access import PublicAccess
+from services.cli.up_command import how_to_go_on
 from services.cli.up_config import UpConfig
 from services.worker.config import SpeculationConfig
 
@@ -147,3 +148,8 @@ def test_the_gateway_alone_is_told_of_certificate_and_tokens(tmp_path: Path) -> 
     told = f" --tls-cert {tmp_path}/cert --tls-key {tmp_path}/key --tokens {tmp_path}/tokens"
     assert {role for role in commands if told in commands[role]} == {"gateway"}
     assert not any(f"{tmp_path}/mine" in command for command in commands.values()), "the token is the question's own"
+
+
+def test_the_last_lines_say_the_gateway_by_the_option_of_the_guide() -> None:
+    assert 'tessera generate --gateway 127.0.0.1:9 --chat "' in how_to_go_on(UpConfig(listen="127.0.0.1:9"))
+    assert "--gateway" not in how_to_go_on(UpConfig())
