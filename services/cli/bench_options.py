@@ -95,24 +95,39 @@ def _parsed(parse: Callable[[Any], Any]) -> Callable[[click.Context, click.Param
 
 
 def _rate(text: str) -> float:
-    rate = float(text)
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
     if not rate > 0:
-        raise ValueError(f"{text!r} is not above 0")
+        raise ValueError(f"{text!r} is not above 0: give requests a second, such as 2.5, or inf")
     return rate
 
 
 def _rates(text: str) -> tuple[float, ...]:
-    rates = tuple(sorted(map(_rate, text.split(","))))
+    rates = tuple(sorted(map(_rate, _between_commas(text, "1,2.5,4"))))
     if math.isinf(rates[-1]):
         raise ValueError("inf is no rate among others: give --rate inf")
     return rates
 
 
 def _concurrencies(text: str) -> tuple[int, ...]:
-    counts = tuple(sorted(map(int, text.split(","))))
-    if not counts[0] >= 1 or counts[-1] > CONCURRENCY_MAX:
+    return tuple(sorted(map(_concurrency, _between_commas(text, "1,2,4"))))
+
+
+def _concurrency(text: str) -> int:
+    digits = text.strip()
+    count = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= len(str(CONCURRENCY_MAX)) else 0
+    if not 1 <= count <= CONCURRENCY_MAX:
         raise ValueError(f"{text!r}: each is 1 to {CONCURRENCY_MAX}")
-    return counts
+    return count
+
+
+def _between_commas(text: str, example: str) -> list[str]:
+    items = text.split(",")
+    if not all(item.strip() for item in items):
+        raise ValueError(f"{text!r} has nothing where a number is expected: give {example}")
+    return items
 
 
 def _in_a_folder(path: Path) -> Path:

@@ -263,7 +263,13 @@ def test_nobody_there(run_async: RunAsync) -> None:
     [
         (("--rate", "2", "--concurrency", "3"), "--concurrency and --rate are two kinds of load"),
         (("--rate", "0"), "'0' is not above 0"),
+        (("--rate", "fast"), "'fast' is not above 0: give requests a second"),
+        (("--rates", ""), "'' has nothing where a number is expected: give 1,2.5,4"),
+        (("--rates", "1,,2"), "'1,,2' has nothing where a number is expected"),
         (("--rates", "1,inf"), "give --rate inf"),
+        (("--concurrencies", ""), "'' has nothing where a number is expected: give 1,2,4"),
+        (("--concurrencies", "4,many"), "'many': each is 1 to 10000"),
+        (("--concurrencies", "4," + "9" * 5000), "each is 1 to 10000"),
         (("--concurrencies", "4,0"), "each is 1 to"),
         (("--rate", "inf", "--duration-s", "5"), "--rate inf needs --requests"),
         (("--trace-limit", "5"), "--trace-limit needs --trace"),
