@@ -48,9 +48,10 @@ def drawn_requests(shape: Shape, seed: int) -> Iterator[PlannedRequest]:
 
 
 def traced_requests(trace: Sequence[TraceRequest], time_scale: float) -> Iterator[PlannedRequest]:
-    """Those of the trace, when they came there; a `time_scale` of 0.5 has them come twice as fast."""
+    """Those of the trace, when they came there; a `time_scale` of 0.5 has them come twice as fast. Where a length is 0, 1 is asked for."""
     for index, item in enumerate(trace):
-        yield PlannedRequest(index, item.input_tokens, item.output_tokens, item.arrival_s * time_scale, item.block_ids)
+        input_tokens, output_tokens = max(1, item.input_tokens), max(1, item.output_tokens)
+        yield PlannedRequest(index, input_tokens, output_tokens, item.arrival_s * time_scale, item.block_ids)
 
 
 def arriving(requests: Iterator[PlannedRequest], arrivals_s: Iterator[float] | None) -> Iterator[PlannedRequest]:

@@ -53,7 +53,7 @@ def command(**options: Any) -> None:
         raise click.UsageError("--plot needs matplotlib: pip install 'tessera-server[bench]'")
     asked = GenerateOptions(model=options["model"], timeout_s=options["timeout_s"])
     try:
-        trace = read_trace(config.trace, config.trace_limit) if config.trace is not None else []
+        trace = _trace_of(config)
         run = asyncio.run(_measured(config, trace, _clients_of(options, access), asked))
     except (TraceError, WorkloadError) as error:
         _fail(str(error), REFUSED)
@@ -66,6 +66,17 @@ def command(**options: Any) -> None:
         click.echo(f"drawn: {config.plot_file}", err=True)
     click.echo(json.dumps({"benchmark": "bench", **run.told(config)}))
     sys.exit(INTERRUPTED if run.was_interrupted else 0 if any(figures.num_ok for figures in run.figures) else FAILED)
+
+
+def _trace_of(config: BenchConfig) -> list[TraceRequest]:
+    """Empty without one. What will be sent otherwise than it is there is said. Raises TraceError."""
+    if config.trace is None:
+        return []
+    trace = read_trace(config.trace, config.trace_limit)
+    if num_empty := sum(request.is_empty for request in trace):
+        noun, verb = ("request", "has") if num_empty == 1 else ("requests", "have")
+        click.echo(f"Note: {num_empty} {noun} of {config.trace.name} {verb} 0 tokens of prompt or answer, sent as 1", err=True)
+    return trace
 
 
 @dataclass

@@ -190,6 +190,14 @@ def test_the_trace_says_lengths_and_prefixes(run_async: RunAsync, tmp_path: Path
     assert sorted(len(asked.tokens.token_ids) for asked in cut.asked) == [10, 520, 600, 800]
 
 
+def test_lengths_of_none_in_a_trace_are_said(run_async: RunAsync, tmp_path: Path) -> None:
+    trace, gateway = tmp_path / "conv.csv", QuickGateway()
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,0\n2023-11-16 18:15:46,0,2\n")
+    ended = measure(run_async, gateway, "--trace", str(trace), "--warmup", "0")
+    assert ended.status == 0 and "Note: 2 requests of conv.csv have 0 tokens of prompt or answer, sent as 1" in ended.err
+    assert sorted((len(asked.tokens.token_ids), asked.sampling.max_tokens) for asked in gateway.asked) == [(1, 2), (5, 1)]
+
+
 def test_several_gateways_get_the_requests_in_turn(run_async: RunAsync) -> None:
     first, second = QuickGateway(), QuickGateway()
 
@@ -293,7 +301,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("a,b\n1,2\n")
     result = CliRunner().invoke(main, ["bench", "--trace", str(path)])
-    assert result.exit_code == 2 and "line 2" in result.output
+    assert result.exit_code == 2 and "line 1: 'a,b'" in result.output
 
 
 def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
