@@ -18,7 +18,8 @@ FAILURE_PAUSE_S = 0.1
 
 @dataclass
 class Load:
-    """One level of load. `concurrency` None is an open loop. After `duration_s` nothing is sent any more; what is under way goes on.
+    """One level of load. `concurrency` None is an open loop. After `duration_s` of the `clock` nothing is sent any more, whatever the plan has
+    been late with; what is under way goes on.
 
     `outcomes` grows while `run` runs, in the order of their ends.
     """
@@ -26,6 +27,7 @@ class Load:
     ask: Ask
     concurrency: int | None
     duration_s: float | None = None
+    clock: Callable[[], float] = time.monotonic
     outcomes: list[Outcome] = field(default_factory=list)
     num_started: int = 0
     began_s: float = 0.0
@@ -37,7 +39,7 @@ class Load:
 
     async def run(self, plan: Iterator[PlannedRequest], stop: asyncio.Event) -> None:
         """Until all of the plan is answered, or `stop` is set: then what is under way is cancelled. Raises what `plan` and `ask` raise."""
-        self.began_s = time.monotonic()
+        self.began_s = self.clock()
         job = asyncio.create_task(self._open(plan) if self.concurrency is None else self._closed(plan, self.concurrency))
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -60,7 +62,7 @@ class Load:
                 outcome = await self._one(request, None)
                 if not outcome.is_ok:
                     await asyncio.sleep(FAILURE_PAUSE_S)
-                if self.duration_s is not None and time.monotonic() - self.began_s >= self.duration_s:
+                if self.duration_s is not None and self.clock() - self.began_s >= self.duration_s:
                     return
 
         async with asyncio.TaskGroup() as group:
@@ -71,10 +73,11 @@ class Load:
         async with asyncio.TaskGroup() as group:
             for request in plan:
                 assert request.arrival_s is not None, "an open loop's requests have their times"
-                if self.duration_s is not None and request.arrival_s > self.duration_s:
+                now_s = self.clock()
+                if self.duration_s is not None and max(request.arrival_s, now_s - self.began_s) > self.duration_s:
                     return
                 due_s = self.began_s + request.arrival_s
-                await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+                await asyncio.sleep(max(0.0, due_s - now_s))
                 group.create_task(self._one(request, due_s))
 
     async def _one(self, request: PlannedRequest, due_s: float | None) -> Outcome:

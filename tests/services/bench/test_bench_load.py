@@ -91,8 +91,22 @@ def test_no_request_of_an_open_loop_is_early(run_async: RunAsync) -> None:
 
 def test_after_the_duration_an_open_loop_sends_nothing_and_waits_for_the_rest(run_async: RunAsync) -> None:
     desk = Desk(turns=200)
-    load = Load(desk, None, duration_s=0.02)
+    load = Load(desk, None, duration_s=0.02, clock=lambda: 7.0)
     run_async(load.run(plan(100, gap_s=0.005), asyncio.Event()))
+    assert [index for index, _ in desk.asked] == [0, 1, 2, 3, 4] and len(load.outcomes) == 5
+
+
+def test_the_clock_ends_an_open_loop_that_is_behind_its_plan(run_async: RunAsync) -> None:
+    desk, now_s = Desk(), 0.0
+    load = Load(desk, None, duration_s=1.0, clock=lambda: now_s)
+
+    def late() -> Iterator[PlannedRequest]:
+        nonlocal now_s
+        for index in range(100):
+            now_s = index * 0.25
+            yield PlannedRequest(index, 1, 1, index * 1e-9)
+
+    run_async(load.run(late(), asyncio.Event()))
     assert [index for index, _ in desk.asked] == [0, 1, 2, 3, 4] and len(load.outcomes) == 5
 
 
