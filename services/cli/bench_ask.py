@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from services.bench.outcome import OK, Outcome, Served
 from services.bench.prompts import Prompts
 from services.bench.workload import PlannedRequest
-from tessera.client import AsyncClient, Finish, GenerateOptions, Overloaded, TesseraError
+from tessera.client import AsyncClient, Finish, FinishReason, GenerateOptions, Overloaded, TesseraError
 
 RETRY_MS = 100
 """Wait before a retry where the gateway does not say."""
+
+_ABORTED = "an operator or another client aborted it"
+"""Not this client: it gives a request up by leaving its stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class GatewayAsk:
                 status, message = error.code.name, error.message
             if finish is not None:
                 status = OK if finish.is_whole else f"ANSWER_{finish.reason.name}"
-                message = finish.message
+                message = finish.message or (_ABORTED if finish.reason is FinishReason.ABORTED else "")
             served = None if finish is None else _served(finish)
             return Outcome(request.index, sent_s, time.monotonic(), status, message, arrival_s, piece_s, served, retries)
 

@@ -42,7 +42,7 @@ class Bench:
         await load.run(islice(requests, self.config.warmup), stop)
         failed = next((outcome for outcome in load.outcomes if not outcome.is_ok), None)
         if failed is not None:
-            raise WarmupError(f"the warm-up failed: {failed.status}: {failed.message}")
+            raise WarmupError(f"the warm-up failed: {failed.status}: {failed.message or 'the gateway did not say why'}")
 
     async def level(self, plan: LevelPlan, stop: asyncio.Event) -> Level:
         """Measure one level, to its end or until `stop`. Raises WorkloadError where the model has room for no request."""

@@ -29,6 +29,7 @@ class QuickGateway(inference_pb2_grpc.InferenceServiceServicer):
     ends_at: int = 1 << 40
     refusal: tuple[grpc.StatusCode, str] | None = None
     refused_once: bool = False
+    reason: pb.FinishReason = pb.FINISH_REASON_LENGTH
     asked: list[pb.Generation] = field(default_factory=list)
     callers: list[str] = field(default_factory=list)
     num_waiting: int = 0
@@ -59,7 +60,7 @@ class QuickGateway(inference_pb2_grpc.InferenceServiceServicer):
         for offset in range(count):
             yield pb.StreamGenerateResponse(request_id=generation.request_id, token_ids=[3], token_offset=offset)
         usage = pb.Usage(prompt_tokens=len(generation.tokens.token_ids), completion_tokens=count, cached_tokens=1)
-        finish = pb.Finish(reason=pb.FINISH_REASON_LENGTH, usage=usage, timings=pb.Timings(queue_us=1500, ttft_us=2500))
+        finish = pb.Finish(reason=self.reason, usage=usage, timings=pb.Timings(queue_us=1500, ttft_us=2500))
         yield pb.StreamGenerateResponse(request_id=generation.request_id, token_offset=count, finish=finish)
 
 
@@ -246,6 +247,18 @@ def test_the_token_goes_along(run_async: RunAsync, tmp_path: Path) -> None:
     [
         (QuickGateway(room=20), ("--input-tokens", "30"), 2, "20 tokens that the model has room for"),
         (QuickGateway(ends_at=0, refusal=(grpc.StatusCode.INTERNAL, "broken")), (), 1, "the warm-up failed: INTERNAL: broken"),
+        (
+            QuickGateway(reason=pb.FINISH_REASON_ERROR),
+            (),
+            1,
+            "the warm-up failed: ANSWER_ERROR: the gateway did not say why",
+        ),
+        (
+            QuickGateway(reason=pb.FINISH_REASON_ABORTED),
+            (),
+            1,
+            "the warm-up failed: ANSWER_ABORTED: an operator or another client aborted it",
+        ),
         (
             QuickGateway(ends_at=0, refusal=(grpc.StatusCode.INTERNAL, "broken")),
             ("--warmup", "0", "--requests", "2"),
