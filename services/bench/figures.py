@@ -38,8 +38,8 @@ def spread_of(values: Iterable[float | None]) -> Spread | None:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level of load, measured. `load` is in words, `load_value` the number that levels differ in. `num_interrupted` were under way when
-    somebody ended the benchmark, and are in nothing else here. `client_cpu_s` is what the client computed meanwhile."""
+    """One level of load, measured. `load` is in words, `load_value` the number that levels differ in. `outcomes` has every request
+    that was sent. `client_cpu_s` is what the client computed meanwhile."""
 
     load: str
     load_value: float
@@ -47,14 +47,14 @@ class Level:
     outcomes: Sequence[Outcome]
     num_cut: int = 0
     num_skipped: int = 0
-    num_interrupted: int = 0
     client_cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Of a level. Rates are per second, from its beginning to the end of its last request; tokens are those of whole answers. Measures in
-    milliseconds are None where nothing was measured, and those of whole answers alone. `goodput` counts the answers that meet every objective,
+    milliseconds are None where nothing was measured, and those of whole answers alone. What was interrupted counts in the duration, the peak and
+    the lag, not as failed. `goodput` counts the answers that meet every objective,
     per second; None without one. `client_cpu` is in cores, `client_token_us` for each output token."""
 
     load: str
@@ -106,7 +106,7 @@ class Figures:
 def figures_of(level: Level, objectives: Sequence[Objective] = ()) -> Figures:
     """Everything that a level's outcomes say."""
     ok = [outcome for outcome in level.outcomes if outcome.is_ok]
-    bad = [outcome for outcome in level.outcomes if not outcome.is_ok]
+    bad = [outcome for outcome in level.outcomes if not outcome.is_ok and not outcome.is_interrupted]
     served = [outcome.served for outcome in ok if outcome.served is not None]
     duration_s = max((outcome.end_s for outcome in level.outcomes), default=level.began_s) - level.began_s
     per_s = _per(duration_s)
@@ -118,7 +118,7 @@ def figures_of(level: Level, objectives: Sequence[Objective] = ()) -> Figures:
         duration_s=duration_s,
         num_ok=len(ok),
         failed=dict(Counter(outcome.status for outcome in bad).most_common()),
-        num_interrupted=level.num_interrupted,
+        num_interrupted=len(level.outcomes) - len(ok) - len(bad),
         num_retries=sum(outcome.retries for outcome in level.outcomes),
         num_cut=level.num_cut,
         num_skipped=level.num_skipped,
@@ -131,7 +131,7 @@ def figures_of(level: Level, objectives: Sequence[Objective] = ()) -> Figures:
         input_tokens_per_s=per_s(input_tokens),
         output_tokens_per_s=per_s(output_tokens),
         goodput_per_s=per_s(num_good) if objectives else None,
-        goodput_share=num_good / max(1, len(level.outcomes)) if objectives else None,
+        goodput_share=num_good / max(1, len(ok) + len(bad)) if objectives else None,
         client_cpu=per_s(level.client_cpu_s),
         client_token_us=1e6 * level.client_cpu_s / output_tokens if output_tokens else None,
         ttft_ms=spread_of(outcome.ttft_ms for outcome in ok),

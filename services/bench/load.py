@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
-from services.bench.outcome import Outcome
+from services.bench.outcome import INTERRUPTED, Outcome
 from services.bench.workload import PlannedRequest
 
 Ask = Callable[[PlannedRequest, float | None], Awaitable[Outcome]]
@@ -34,11 +34,11 @@ class Load:
 
     @property
     def num_running(self) -> int:
-        """Requests under way; after `run` those that it was told to leave."""
+        """Requests under way."""
         return self.num_started - len(self.outcomes)
 
     async def run(self, plan: Iterator[PlannedRequest], stop: asyncio.Event) -> None:
-        """Until all of the plan is answered, or `stop` is set: then what is under way is cancelled. Raises what `plan` and `ask` raise."""
+        """Until all of the plan is answered, or `stop` is set: then what is under way is cancelled, and its outcome INTERRUPTED. Raises what `plan` and `ask` raise."""
         self.began_s = self.clock()
         job = asyncio.create_task(self._open(plan) if self.concurrency is None else self._closed(plan, self.concurrency))
         stopping = asyncio.create_task(stop.wait())
@@ -82,6 +82,11 @@ class Load:
 
     async def _one(self, request: PlannedRequest, due_s: float | None) -> Outcome:
         self.num_started += 1
-        outcome = await self.ask(request, due_s)
+        sent_s = self.clock()
+        try:
+            outcome = await self.ask(request, due_s)
+        except asyncio.CancelledError:
+            self.outcomes.append(Outcome(request.index, sent_s, self.clock(), INTERRUPTED, arrival_s=due_s))
+            raise
         self.outcomes.append(outcome)
         return outcome

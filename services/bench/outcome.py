@@ -8,6 +8,9 @@ OK = "OK"
 REJECTED = "RESOURCE_EXHAUSTED"
 """The status of a request that the service had no room for, after as many retries as were asked for."""
 
+INTERRUPTED = "INTERRUPTED"
+"""The status of a request that was under way when somebody ended the benchmark."""
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -24,8 +27,8 @@ class Served:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Times are seconds on one clock of the client. `arrival_s` is when an open loop meant to send it, None in a closed one; `piece_s` has
-    the coming of every piece that had tokens. `status` is OK, the name of a gRPC status, or ANSWER_ERROR or ANSWER_ABORTED for an answer that
-    ended so; `message` says more. `served` is None unless an answer came to its end."""
+    the coming of every piece that had tokens. `status` is OK, INTERRUPTED, the name of a gRPC status, or ANSWER_ERROR or ANSWER_ABORTED for an
+    answer that ended so; `message` says more. `served` is None unless an answer came to its end."""
 
     index: int
     sent_s: float
@@ -41,6 +44,11 @@ class Outcome:
     def is_ok(self) -> bool:
         """Whether there is a whole answer."""
         return self.status == OK and len(self.piece_s) > 0
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the benchmark ended before it: neither answered nor failed."""
+        return self.status == INTERRUPTED
 
     @property
     def ttft_ms(self) -> float:

@@ -40,7 +40,7 @@ class Bench:
         requests = (replace(request, index=WARMUP_INDEX + request.index) for request in self._requests())
         load = Load(self._ask(), self.config.warmup)
         await load.run(islice(requests, self.config.warmup), stop)
-        failed = next((outcome for outcome in load.outcomes if not outcome.is_ok), None)
+        failed = next((outcome for outcome in load.outcomes if not outcome.is_ok and not outcome.is_interrupted), None)
         if failed is not None:
             raise WarmupError(f"the warm-up failed: {failed.status}: {failed.message or 'the gateway did not say why'}")
 
@@ -66,7 +66,6 @@ class Bench:
             tuple(sorted(load.outcomes, key=lambda outcome: outcome.index)),
             fitted.num_cut,
             fitted.num_skipped,
-            load.num_running,
             time.process_time() - cpu_s,
         )
 

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 
-from services.bench.outcome import OK, Outcome, Served
+from services.bench.outcome import INTERRUPTED, OK, Outcome, Served
 
 
 def answered(
@@ -17,3 +17,8 @@ def answered(
 def failed(index: int, sent_s: float, end_s: float, status: str, message: str = "") -> Outcome:
     """One that has no answer."""
     return Outcome(index, sent_s, end_s, status, message)
+
+
+def interrupted(index: int, sent_s: float, end_s: float) -> Outcome:
+    """One that the benchmark did not wait for."""
+    return Outcome(index, sent_s, end_s, INTERRUPTED)

@@ -9,7 +9,7 @@ import pytest
 from outcomes import answered, failed
 
 from services.bench.load import Load
-from services.bench.outcome import Outcome
+from services.bench.outcome import INTERRUPTED, Outcome
 from services.bench.workload import PlannedRequest, WorkloadError
 
 RunAsync = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -79,7 +79,10 @@ def test_an_open_loop_sends_at_its_times_whatever_is_answered(run_async: RunAsyn
 
     run_async(story())
     assert desk.asked == [(index, load.began_s + 0.01 * index) for index in range(5)]
-    assert sorted(desk.cancelled) == list(range(5)) and (load.outcomes, load.num_running) == ([], 5)
+    assert sorted(desk.cancelled) == list(range(5)) and load.num_running == 0
+    told = {item.index: (item.status, item.arrival_s) for item in load.outcomes}
+    assert told == {index: (INTERRUPTED, load.began_s + 0.01 * index) for index in range(5)}
+    assert all(item.end_s >= item.sent_s >= load.began_s for item in load.outcomes)
 
 
 def test_no_request_of_an_open_loop_is_early(run_async: RunAsync) -> None:
@@ -147,8 +150,9 @@ def test_stopping_keeps_what_is_finished(run_async: RunAsync) -> None:
 
     load.ask = ask
     run_async(load.run(plan(100), stop))
-    assert len(load.outcomes) + load.num_running == len(desk.asked) < 10
-    assert len(load.outcomes) >= 5 and load.num_running == len(desk.cancelled) > 0
+    assert sorted(outcome.index for outcome in load.outcomes) == [index for index, _ in desk.asked] and len(desk.asked) < 10
+    interrupted = [outcome.index for outcome in load.outcomes if outcome.is_interrupted]
+    assert len(load.outcomes) - len(interrupted) >= 5 and interrupted == desk.cancelled and interrupted
 
 
 @pytest.mark.parametrize("concurrency", [4, None])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outcomes import answered, failed
+from outcomes import answered, failed, interrupted
 
 from services.bench.figures import Level, concurrency_peak, figures_of, spread_of
 from services.bench.objectives import parse_objective
@@ -49,10 +49,10 @@ LEVEL = Level(
         failed(2, 101.5, 101.6, "RESOURCE_EXHAUSTED", "full"),
         failed(3, 101.5, 104.0, "UNAVAILABLE"),
         failed(4, 101.5, 101.7, "RESOURCE_EXHAUSTED", "still full"),
+        interrupted(5, 101.55, 104.0),
     ),
     num_cut=3,
     num_skipped=4,
-    num_interrupted=1,
     client_cpu_s=0.002,
 )
 
@@ -65,7 +65,7 @@ def test_counts_and_rates_are_over_all_of_the_level() -> None:
     assert (figures.num_cut, figures.num_skipped) == (3, 4)
     assert (figures.input_tokens, figures.cached_tokens, figures.output_tokens) == (200, 50, 4)
     assert (figures.requests_per_s, figures.input_tokens_per_s, figures.output_tokens_per_s) == (0.5, 50.0, 1.0)
-    assert figures.concurrency_peak == 5
+    assert figures.concurrency_peak == 6
     assert figures.client_cpu == pytest.approx(0.0005) and figures.client_token_us == pytest.approx(500)
     assert figures.messages == {"RESOURCE_EXHAUSTED": "full", "UNAVAILABLE": ""}
 
@@ -88,7 +88,13 @@ def test_goodput_counts_what_meets_every_objective() -> None:
 
 
 def test_a_level_in_which_nothing_came_to_an_end_has_figures() -> None:
-    figures = figures_of(Level("8 at once", 8, 5.0, (), num_interrupted=8))
+    figures = figures_of(Level("8 at once", 8, 5.0, [interrupted(index, 5.0, 7.0) for index in range(8)]))
+    assert (figures.duration_s, figures.requests_per_s, figures.ttft_ms, figures.concurrency_peak) == (2.0, 0.0, None, 8)
+    assert (figures.num_interrupted, figures.num_failed, figures.messages) == (8, 0, {})
+
+
+def test_a_level_of_nothing_has_figures() -> None:
+    figures = figures_of(Level("8 at once", 8, 5.0, ()))
     assert (figures.duration_s, figures.requests_per_s, figures.ttft_ms, figures.concurrency_peak) == (0.0, 0.0, None, 0)
 
 

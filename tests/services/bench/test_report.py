@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from outcomes import answered, failed
+from outcomes import answered, failed, interrupted
 
 from services.bench.figures import Level, figures_of, spread_of
 from services.bench.objectives import parse_objective
@@ -50,8 +50,8 @@ def test_one_level_in_full() -> None:
 
 
 def test_what_was_not_measured_has_no_line() -> None:
-    text = full_report(figures_of(Level("8 at once", 8, 0.0, (), num_interrupted=8)))
-    assert "0 ok, 8 interrupted" in text
+    text = full_report(figures_of(Level("8 at once", 8, 0.0, [interrupted(index, 0.0, 1.5) for index in range(8)])))
+    assert "for 1.5 s" in text and "0 ok, 8 interrupted; 0.00/s, 8 at once at most" in text
     assert not any(name in text for name in ("TTFT", "goodput", "sent late", "retries", "made room"))
 
 

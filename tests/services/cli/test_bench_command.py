@@ -210,18 +210,21 @@ def test_several_gateways_get_the_requests_in_turn(run_async: RunAsync) -> None:
     assert (len(first.asked), len(second.asked)) == (3, 3)
 
 
-def test_an_interrupt_reports_what_is_finished(run_async: RunAsync) -> None:
-    gateway = QuickGateway(ends_at=7)
+def test_an_interrupt_reports_what_is_finished(run_async: RunAsync, tmp_path: Path) -> None:
+    gateway, file = QuickGateway(ends_at=7), tmp_path / "requests.jsonl"
 
     async def story() -> Ended:
         async with listening(gateway) as address:
-            given = ("--concurrency", "2", "--requests", "50", "--warmup", "2")
+            given = ("--concurrency", "2", "--requests", "50", "--warmup", "2", "--json", str(file))
             return await bench("--gateway", address, *given, interrupt=gateway.two_wait)
 
     ended = run_async(story())
     assert ended.status == 130, ended.err
     (level,) = ended.told["levels"]
     assert (level["num_ok"], level["num_interrupted"]) == (5, 2) and "5 ok, 2 interrupted" in ended.report
+    told = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [request["status"] for request in told] == ["OK"] * 5 + ["INTERRUPTED"] * 2
+    assert level["duration_s"] >= max(request["end_s"] for request in told) - 0.001 and level["concurrency_peak"] == 2
 
 
 def test_an_interrupt_of_the_warm_up_reports_nothing(run_async: RunAsync) -> None:
