@@ -12,6 +12,7 @@ import openai
 from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from services import bound_process
+from tessera.client import AdminClient
 from tests.system.process_stack import CALM, MODEL, Stack, StackOptions, last_idle
 from tests.system.role_process import free_ports
 
@@ -58,6 +59,13 @@ class SmgFront:
         with grpc.insecure_channel(self.engine_address) as channel:
             stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
             return stub.GetServerInfo(vllm_engine_pb2.GetServerInfoRequest()).active_requests
+
+    def is_settled(self) -> bool:
+        """Whether nothing runs, and the scheduler has said so since the last request ended."""
+        with AdminClient(self.stack.address) as admin:
+            stats = admin.stats()
+        told = sum(last_idle(self.stack).get("num_ended", {}).values())
+        return not (stats.load.num_running or stats.load.num_waiting or stats.load.num_swapped) and told == stats.num_ended
 
     def metrics(self) -> str:
         """What smg says of itself to Prometheus."""

@@ -130,7 +130,7 @@ def test_bad_input_is_400_and_says_why(openai_client: openai.OpenAI, options: di
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_is_gone_ends_its_request(front: SmgFront, openai_client: openai.OpenAI, stream: bool) -> None:
-    wait_until(lambda: front.active_requests() == 0, "nothing runs")
+    wait_until(front.is_settled, "nothing runs")
     before = front.num_ended("aborted")
     if stream:
         with openai_client.completions.create(prompt=PROMPT, **LONG) as pieces:
@@ -147,7 +147,7 @@ def test_too_many_at_once_are_429_and_the_others_go_on(front: SmgFront, openai_c
     def ask() -> None:
         answers.append(openai_client.completions.create(prompt=PROMPT, **GREEDY).usage.completion_tokens)
 
-    wait_until(lambda: front.active_requests() == 0, "nothing runs")
+    wait_until(front.is_settled, "nothing runs")
     threads = [threading.Thread(target=ask) for _ in range(REQUESTS_MAX)]
     front.stack.worker.freeze()
     try:

@@ -19,6 +19,7 @@ def answer_questions(load: Callable[[], tuple[str, Run]]) -> None:
     """Load the engine, then answer until the input ends. `load` returns its version and what runs prompts."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the log has what was said before an end by force
     version, run = load()
     answers.write(json.dumps({"version": version}) + "\n")
     for line in sys.stdin:
