@@ -22,12 +22,16 @@ class IdleWatch:
         self._scheduler = scheduler
         self._since_us: int | None = None
         self._is_checked = False
+        self._num_submitted = 0  # when it last looked: requests that came and ended since then were work too
 
     def look(self, now_us: int) -> None:
         """To be called now and then."""
-        if self._scheduler.has_unfinished:
-            self._since_us, self._is_checked = None, False
-        elif self._since_us is None:
+        has_unfinished, num_submitted = self._scheduler.has_unfinished, self._scheduler.num_submitted
+        if has_unfinished or num_submitted != self._num_submitted:
+            self._since_us, self._is_checked, self._num_submitted = None, False, num_submitted
+        if has_unfinished:
+            return
+        if self._since_us is None:
             self._since_us = now_us
             _log.debug("idle", **asdict(self._scheduler.load()))
         elif not self._is_checked and now_us - self._since_us >= INTEGRITY_IDLE_US:

@@ -321,6 +321,11 @@ class Scheduler:
         """Whether there are any (`has_unfinished_requests`)."""
         return self._book.num_unfinished > 0
 
+    @property
+    def num_submitted(self) -> int:
+        """Requests taken in as new so far, recovered ones not among them."""
+        return self._totals.num_submitted
+
     def next_batch_info(self, name: str) -> NextBatchInfo | None:
         """What a worker's next batch would be, with nothing changed; None while it is not attached."""
         replica = self._fleet.get(name)

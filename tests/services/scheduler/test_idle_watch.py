@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import structlog
 
 from services.scheduler.core.load import Load
 from services.scheduler.core.scheduler import Scheduler
@@ -18,6 +19,7 @@ class Checked(Scheduler):
     num_loads = 0
     num_cached = 0
     has_unfinished = False
+    num_submitted = 0
 
     def check_integrity(self) -> None:
         self.num_checks += 1
@@ -60,4 +62,17 @@ def test_while_there_is_work_nothing_is_counted(scheduler: Checked) -> None:
     scheduler.has_unfinished = False
     watch.look(4 * INTEGRITY_IDLE_US)
     watch.look(5 * INTEGRITY_IDLE_US)
+    assert scheduler.num_checks == 1
+
+
+def test_a_request_that_comes_and_ends_between_two_looks_was_work(scheduler: Checked) -> None:
+    watch = IdleWatch(scheduler)
+    with structlog.testing.capture_logs() as logs:
+        for now_us in (0, 10, 20):
+            watch.look(now_us)
+        scheduler.num_submitted = 1
+        for now_us in (30, 40, 29 + INTEGRITY_IDLE_US):
+            watch.look(now_us)
+    assert [entry["event"] for entry in logs] == ["idle", "idle"]
+    watch.look(30 + INTEGRITY_IDLE_US)
     assert scheduler.num_checks == 1
