@@ -186,7 +186,7 @@ soak-scheduler: setup ## Call the scheduler a million times at random and check 
 	@$(BIN)/python tests/services/scheduler/core/soak_scheduler.py $(ARGS)
 
 .PHONY: soak-fuzz
-soak-fuzz: setup ## Send 100,000 random inputs to every public method of a live system (half an hour; ends with a JSON line; ARGS='--inputs N --first N')
+soak-fuzz: setup ## Send 100,000 random inputs to every public method of a live system (some minutes; ends with a JSON line; ARGS='--inputs N --first N')
 	@$(BIN)/python tests/system/soak_fuzz.py $(ARGS)
 
 .PHONY: soak
