@@ -9,11 +9,11 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from model_worker.batch import Batch
 from model_worker.kernels.cpu.backend import CpuKernels
-from model_worker.kernels.cpu.library import CpuLibrary, cpu_library
+from model_worker.kernels.cpu.library import CpuLibrary, cpu_library, multiplies_bfloat16
 from model_worker.kv_pool import KVPool
 
 THREADS = (1, 3)
-DTYPES = (torch.float32, torch.float16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @pytest.fixture(scope="module", params=THREADS, ids="threads{}".format)
@@ -21,7 +21,7 @@ def library(request: pytest.FixtureRequest) -> CpuLibrary:
     return cpu_library(request.param)
 
 
-@pytest.fixture(scope="module", params=DTYPES, ids=["f32", "f16"])
+@pytest.fixture(scope="module", params=DTYPES, ids=["f32", "f16", "bf16"])
 def kernels(request: pytest.FixtureRequest, library: CpuLibrary) -> CpuKernels:
     return CpuKernels(library, request.param)
 
@@ -32,7 +32,13 @@ def numbers(*shape: int, scale: float = 1.0) -> Tensor:
 
 def rounded(kernels: CpuKernels, weight: Tensor) -> Tensor:
     """As the kernels keep it, in float64."""
-    return weight.to(kernels.kv_store().dtype).double()
+    return weight.to(kernels.weights_dtype).double()
+
+
+def met(kernels: CpuKernels, x: Tensor) -> Tensor:
+    """As weights meet it, in float64."""
+    is_rounded = kernels.weights_dtype == torch.bfloat16 and multiplies_bfloat16()
+    return (x.bfloat16() if is_rounded else x).double()
 
 
 def by_rows(compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -51,7 +57,7 @@ def test_a_product_is_that_of_float64_and_of_each_row_alone(
     product = kernels.pack(weight)
     assert product is not None
     found = product(x, bias)
-    expected = x.double() @ rounded(kernels, weight).T + (0 if bias is None else bias.double())
+    expected = met(kernels, x) @ rounded(kernels, weight).T + (0 if bias is None else bias.double())
     assert found.dtype == torch.float32 and (found - expected).abs().max() < 2e-5
     assert torch.equal(found, by_rows(lambda row: product(row, bias), x))
 
@@ -189,6 +195,29 @@ def test_a_token_s_attention_has_the_same_bits_in_a_chunk_and_alone(kernels: Cpu
         alone = at.batch([(1, 541 + token)])
         one = query[token : token + 1]
         assert torch.equal(kernels.paged_attention(alone, at.pool).attend(0, one, one, one)[0], whole[token])
+
+
+def sharing(at: Attending, blocks: list[int]) -> list[list[int]]:
+    """Tables of the rows, each of which begins with so many of the first one's blocks."""
+    return [at.tables[0][:count] + table[count:] for count, table in zip(blocks, at.tables, strict=True)]
+
+
+@pytest.mark.parametrize("blocks", [[1, 1, 1, 1, 1], [34, 34, 34, 34, 34], [16, 16, 16, 16, 16], [20, 0, 20, 7, 33]])
+@pytest.mark.parametrize("shape", [(9, 3, 64), (16, 1, 32), (4, 4, 24)], ids=str)
+def test_rows_whose_tables_begin_alike_are_read_together_and_have_their_own_bits(
+    kernels: CpuKernels, shape: tuple[int, int, int], blocks: list[int]
+) -> None:
+    at = Attending(kernels, shape, [(1, 560), (1, 545), (2, 560), (1, 1000), (1, 550)], 16)
+    at.tables = sharing(at, blocks)
+    query = numbers(6, at.heads, at.head_dim)
+    found = kernels.paged_attention(at.batch(), at.pool).attend(0, query, query, query)
+    assert (found - at.expected(query)).abs().max() < 5e-6
+    first = 0
+    for row, table in zip(at.rows, at.tables, strict=True):
+        own = query[first : first + row[0]]
+        alone = kernels.paged_attention(at.batch([row], [table]), at.pool).attend(0, own, own, own)
+        assert torch.equal(alone, found[first : first + row[0]])
+        first += row[0]
 
 
 @pytest.mark.parametrize("pairs", [16, 32])

@@ -19,12 +19,17 @@ from tests.model_worker.random_llama import build, config
 from tests.model_worker.shaped_models import tiny_shapes
 
 LIBRARY = cpu_library(2)
-BOUNDS = {torch.float32: 2e-5, torch.float16: 2e-2}
-"""Of a difference in logits, in their standard deviations: what another order of sums gives, and what an 11-bit KV cache adds."""
+BOUNDS = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Of a difference in logits, in their standard deviations: what another order of sums gives, and what a KV cache of 11 bits and inputs of 8 add."""
 
 
-@pytest.mark.parametrize("dtype", BOUNDS, ids=["f32", "f16"])
-@pytest.mark.parametrize("architecture", tiny_shapes())
+COMPARED = [
+    (each, dtype) for dtype in BOUNDS for each in tiny_shapes() if (each, dtype) != ("DeepseekV32ForCausalLM", torch.bfloat16)
+]
+"""That one attends to the positions that rank highest: where inputs are rounded as much, they are others."""
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), COMPARED, ids=str)
 def test_every_architecture_gives_the_logits_of_torch(architecture: str, dtype: torch.dtype) -> None:
     shape = tiny_shapes()[architecture]
     kernels = CpuKernels(LIBRARY, dtype, reads_cache=can_read_cache(shape, 16))

@@ -43,9 +43,14 @@ def ours(dtype: torch.dtype) -> Callable[[], Kernels]:
     return lambda: CpuKernels(cpu_library(torch.get_num_threads()), dtype)
 
 
-MAKERS: dict[str, Callable[[], Kernels]] = {"torch": lambda: KERNELS, "f32": ours(torch.float32), "f16": ours(torch.float16)}
-BOUNDS = {"torch": 2e-4, "f32": 2e-4, "f16": 3e-2}
-"""Of a difference to the plain kernels, in standard deviations: other orders of sums, and weights and KV in 11 bits."""
+MAKERS: dict[str, Callable[[], Kernels]] = {
+    "torch": lambda: KERNELS,
+    "f32": ours(torch.float32),
+    "f16": ours(torch.float16),
+    "bf16": ours(torch.bfloat16),
+}
+BOUNDS = {"torch": 2e-4, "f32": 2e-4, "f16": 3e-2, "bf16": 2e-1}
+"""Of a difference to the plain kernels, in standard deviations: other orders of sums, and weights and KV in 11 bits, weights and inputs in 8."""
 
 
 @dataclass(frozen=True)

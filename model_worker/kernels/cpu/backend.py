@@ -1,6 +1,6 @@
 """The fast backend on a CPU: kernels of our own where they matter, torch for the rest.
 
-Weights of linear layers are packed once they are read, in float32, float16 or 8 bits; sums are always in float32. Everything that is computed by
+Weights of linear layers are packed once they are read, in float32, bfloat16, float16 or 8 bits; sums are always in float32. Everything that is computed by
 these kernels has the same bits whatever shares its batch, and however its context was computed.
 """
 
@@ -14,7 +14,7 @@ from model_worker.group import ALONE, Group
 from model_worker.kernels.cpu.attention import CpuAttention
 from model_worker.kernels.cpu.layer_stack import CpuLayerStack, are_packed
 from model_worker.kernels.cpu.library import CpuLibrary, address
-from model_worker.kernels.cpu.packed_weight import EightBitWeight, PackedWeight
+from model_worker.kernels.cpu.packed_weight import PackedWeight
 from model_worker.kernels.interface import ExpertsSum, LayerStack, PagedAttention, PlainLayer, Product, Table
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_layout import KEYS_TRANSPOSED
@@ -27,7 +27,7 @@ HEAD_DIM_MAX = 512
 
 def has_plain_attention(shape: ModelConfig) -> bool:
     """Whether these kernels do the attention of such a model, over a pool with blocks of whole vectors."""
-    return shape.latent is None and not shape.sliding_windows and shape.head_dim <= HEAD_DIM_MAX
+    return shape.latent is None and not shape.sliding_windows and shape.head_dim <= HEAD_DIM_MAX and shape.head_dim % 2 == 0
 
 
 def can_read_cache(shape: ModelConfig, block_size: int) -> bool:
@@ -42,7 +42,7 @@ def is_all_ours(shape: ModelConfig, block_size: int) -> bool:
 
 
 class CpuKernels(TorchKernels):
-    """`dtype`: of packed weights, and of the KV cache. `in_8_bits`: weights are quantized (see `EightBitWeight`). `reads_cache`: whether attention is
+    """`dtype`: of packed weights; the KV cache is in float32 with float32, else in float16. `in_8_bits`: weights are quantized (see `PackedWeight`). `reads_cache`: whether attention is
     by these kernels (see `can_read_cache`); otherwise it is torch's, and so is the cache."""
 
     def __init__(
@@ -57,14 +57,14 @@ class CpuKernels(TorchKernels):
     ) -> None:
         super().__init__(group, peers)
         self._library = library
-        self._dtype = dtype
-        self._in_8_bits = in_8_bits
+        self.weights_dtype = torch.int8 if in_8_bits else dtype
+        self._kv_dtype = torch.float32 if dtype == torch.float32 else torch.float16
         self._reads_cache = reads_cache
         if reads_cache:
             self.flavour, self.kv_layout = "cpu", KEYS_TRANSPOSED
 
     def kv_store(self, dtype: torch.dtype | None = None) -> KVStore:
-        return super().kv_store(dtype or (self._dtype if self._reads_cache else None))
+        return super().kv_store(dtype or (self._kv_dtype if self._reads_cache else None))
 
     def can_share_cache(self, shape: ModelConfig) -> bool:
         return not self._reads_cache or has_plain_attention(shape)
@@ -73,9 +73,7 @@ class CpuKernels(TorchKernels):
         return self.pack_table(weight)
 
     def pack_table(self, weight: Tensor) -> Table:
-        if self._in_8_bits:
-            return EightBitWeight(self._library, weight)
-        return PackedWeight(self._library, weight, self._dtype)
+        return PackedWeight(self._library, weight, self.weights_dtype)
 
     def stack_layers(self, layers: Sequence[PlainLayer]) -> LayerStack | None:
         return CpuLayerStack(self._library, layers) if self._reads_cache and are_packed(layers) else None

@@ -36,6 +36,11 @@ class Level:
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
 
 LEVELS = (
+    Level(
+        "avx512bf16",
+        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+        _AVX512 | {"avx512_vnni", "avx512_bf16"},
+    ),
     Level("avx512vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
     Level("avx512", ("-march=x86-64-v4",), _AVX512),
     Level("avx2", ("-march=x86-64-v3",), frozenset({"avx2", "fma", "f16c", "bmi2"})),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from model_worker.kernels.cpu.attention import CpuAttention
 from model_worker.kernels.cpu.library import KIND, CpuLibrary, LayerShape, LayerView, address, view_of
-from model_worker.kernels.cpu.packed_weight import EightBitWeight, PackedWeight
+from model_worker.kernels.cpu.packed_weight import PackedWeight
 from model_worker.kernels.interface import LayerStack, PagedAttention, PlainLayer, Product
 from model_worker.kv_pool import KVPool
 
@@ -44,7 +44,7 @@ class CpuLayerStack(LayerStack):
 def are_packed(layers: Sequence[PlainLayer]) -> bool:
     """Whether all their weights are such as a stack can take."""
     products = (product for layer in layers for product in (layer.qkv, layer.output, layer.gate_up, layer.down))
-    return all(isinstance(product, PackedWeight | EightBitWeight) for product in products)
+    return all(isinstance(product, PackedWeight) for product in products)
 
 
 def _view_of(layer: PlainLayer) -> LayerView:
@@ -61,6 +61,6 @@ def _view_of(layer: PlainLayer) -> LayerView:
     )
 
 
-def _packed(product: Product) -> PackedWeight | EightBitWeight:
-    assert isinstance(product, PackedWeight | EightBitWeight)
+def _packed(product: Product) -> PackedWeight:
+    assert isinstance(product, PackedWeight)
     return product

@@ -11,6 +11,7 @@ from torch import Tensor
 from model_worker.kernels.cpu.build import BuildFailed, build, level_of, library_path, processor_flags
 
 _NAMES = {torch.float32: "f32", torch.float16: "f16"}
+"""Of what a cache holds."""
 
 _P, _I, _L, _F = c_void_p, c_int, c_int64, c_float
 
@@ -35,16 +36,10 @@ class BatchView(Structure):
     )
 
 
-class EightBits(Structure):
-    """`tessera::EightBits`: a quantized weight."""
-
-    _fields_ = (("values", _P), ("scales", _P), ("out", _I), ("in", _I))
-
-
 class WeightView(Structure):
     """`tessera::Weight`."""
 
-    _fields_ = (("kind", _I), ("out", _I), ("in", _I), ("data", _P), ("scales", _P), ("bias", _P))
+    _fields_ = (("kind", _I), ("out", _I), ("in", _I), ("data", _P), ("bias", _P))
 
 
 class LayerView(Structure):
@@ -78,25 +73,22 @@ class LayerShape(Structure):
     )
 
 
-KIND = {torch.float32: 0, torch.float16: 1, torch.uint8: 2}
-"""`tessera::Kind`; uint8 is 8 bits with scales."""
+KIND = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
+"""`tessera::Kind`, of a weight or a cache; int8 is 8 bits with scales."""
 
-_CACHE, _BATCH, _EIGHT_BITS = POINTER(CacheView), POINTER(BatchView), POINTER(EightBits)
+_CACHE, _BATCH, _WEIGHT = POINTER(CacheView), POINTER(BatchView), POINTER(WeightView)
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "rms_norm": (_P, _P, _P, _P, _P, _F, _P, _I, _I),
-    "silu_and_mul": (_P, _P, _P, _I, _I),
-    "pack_i8": (_P, _P, _L, _L, _EIGHT_BITS),
-    "multiply_i8": (_P, _P, _L, _EIGHT_BITS, _P, _P, _I),
-    "gather_i8": (_P, _EIGHT_BITS, _P, _I, _P),
-    "run_layers": (_P, _P, _I, POINTER(LayerShape), _BATCH, _P, _P, _I, _P),
+    "pack": (_P, _L, _L, _WEIGHT),
+    "multiply": (_WEIGHT, _P, _L, _I, _P),
+    "gather": (_WEIGHT, _P, _I, _P),
+    "rms_norm": (_P, _P, _P, _P, _F, _P, _I, _I),
+    "silu_and_mul": (_P, _P, _I, _I),
+    "run_layers": (_P, _I, POINTER(LayerShape), _BATCH, _P, _P, _I, _P),
 }
 _TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "pack": (_P, _P, _L, _L, _I, _I, _P),
-    "multiply": (_P, _P, _L, _P, _P, _P, _I, _I, _I),
-    "gather": (_P, _P, _I, _P, _I, _P),
-    "rotate_and_store": (_P, _CACHE, _BATCH, _P, _L, _P, _L, _P, _P, _I, _I, _P),
-    "attend": (_P, _CACHE, _BATCH, _P, _I, _F, _P),
+    "rotate_and_store": (_CACHE, _BATCH, _P, _L, _P, _L, _P, _P, _I, _I, _P),
+    "attend": (_CACHE, _BATCH, _P, _I, _F, _P),
 }
 
 
@@ -111,15 +103,15 @@ class CpuLibrary:
         self._library = ctypes.CDLL(path)
         self._library.tessera_isa.restype = c_char_p
         self.isa: str = self._library.tessera_isa().decode()
-        self.panel: int = self._library.tessera_panel()
         new_team = self._library.tessera_team_new
         new_team.argtypes, new_team.restype = (_I,), _P
         self._team = c_void_p(new_team(threads))
-        self.group: int = self._library.tessera_group()
+        self._weight_bytes = self._library.tessera_weight_bytes
+        self._weight_bytes.argtypes, self._weight_bytes.restype = (_I, _I, _I), _L
         plain = {name: self._bound(name, signature) for name, signature in _SIGNATURES.items()}
+        self.pack, self.multiply, self.gather = plain["pack"], plain["multiply"], plain["gather"]
         self.rms_norm, self.silu_and_mul = plain["rms_norm"], plain["silu_and_mul"]
         self.run_layers = plain["run_layers"]
-        self.pack_i8, self.multiply_i8, self.gather_i8 = plain["pack_i8"], plain["multiply_i8"], plain["gather_i8"]
         self._typed = {
             (name, dtype): self._bound(f"{name}_{suffix}", signature)
             for name, signature in _TYPED_SIGNATURES.items()
@@ -127,12 +119,17 @@ class CpuLibrary:
         }
 
     def of(self, name: str, dtype: torch.dtype) -> Any:
-        """The kernel `name` for weights, or a cache, of `dtype`."""
+        """The kernel `name` for a cache of `dtype`."""
         return self._typed[name, dtype]
+
+    def weight_bytes(self, kind: int, out: int, inner: int) -> int:
+        """What a packed weight [out, inner] needs."""
+        size: int = self._weight_bytes(kind, out, inner)
+        return size
 
     def _bound(self, name: str, signature: tuple[Any, ...]) -> Any:
         function, team = getattr(self._library, f"tessera_{name}"), self._team
-        function.argtypes, function.restype = signature, None
+        function.argtypes, function.restype = (_P, *signature), None
         return lambda *arguments: function(team, *arguments)
 
 
@@ -146,6 +143,12 @@ def needs_compiling() -> bool:
     """Whether the next use of the kernels compiles them."""
     level = level_of(processor_flags())
     return level is not None and not library_path(level).exists()
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the kernels for this processor have products of bfloat16, which are twice as fast as those of float32."""
+    level = level_of(processor_flags())
+    return level is not None and "avx512_bf16" in level.flags
 
 
 def what_is_missing() -> str | None:

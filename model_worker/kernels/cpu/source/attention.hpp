@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "simd.hpp"
 #include "team.hpp"
@@ -38,9 +39,27 @@ template <typename K>
 void rotate_and_store(Team& team, const Cache<K>& cache, const BatchView& batch, const float* qk, std::ptrdiff_t qk_stride, const float* value,
                       std::ptrdiff_t value_stride, const float* cos, const float* sin, int pairs, int heads, float* query);
 
+// The work of attention over a batch, which is the same in every layer: some tokens by heads of one group each. Tokens of rows whose tables begin with the
+// same blocks may share a piece: the positions in these are read once for all of them.
+class Pieces {
+ public:
+  struct Piece {
+    int token, tokens, kv_head, first_head, heads;
+    int shared;  // positions in blocks that all rows of it share
+  };
+
+  void cut(const BatchView& batch, int heads, int kv_heads, int block_size);
+  int count() const { return static_cast<int>(pieces_.size()); }
+  const Piece& at(int piece) const { return pieces_[piece]; }
+
+ private:
+  std::vector<Piece> pieces_;
+};
+
 // Causal attention of every token over its row's context: `query` and `output` [tokens, heads, head_dim].
 // A token's bits depend on its own query and context alone: both passes over the context go in chunks that begin at multiples of CHUNK.
 template <typename K>
-void attend(Team& team, const Cache<K>& cache, const BatchView& batch, const float* query, int heads, float scale, float* output);
+void attend(Team& team, const Cache<K>& cache, const BatchView& batch, const Pieces& pieces, const float* query, int heads, float scale,
+            float* output);
 
 }  // namespace tessera

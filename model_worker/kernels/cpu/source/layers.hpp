@@ -6,19 +6,9 @@
 
 #include "attention.hpp"
 #include "team.hpp"
+#include "weight.hpp"
 
 namespace tessera {
-
-enum class Kind : int32_t { F32, F16, I8 };
-
-// A packed weight [out, in] of any kind; `scales` for 8 bits alone. `bias` [out] may be null.
-struct Weight {
-  Kind kind;
-  int32_t out, in;
-  void* data;
-  float* scales;
-  const float* bias;
-};
 
 // Norm, attention, norm, SwiGLU, each pair's result added to the hidden states. `query_norm` and `key_norm` [head_dim], for heads before they are rotated,
 // may be null. Cache<float> or Cache<Half>, as `LayerShape::cache_kind` says.

@@ -4,23 +4,6 @@
 
 namespace tessera {
 
-namespace {
-
-// Rows of one piece, so that a piece is worth handing over: about 16,384 elements.
-int rows_of_piece(int size) { return size >= 16384 ? 1 : 16384 / size; }
-
-template <typename Work>
-void by_rows(Team& team, int rows, int size, const Work& work) {
-  const int each = rows_of_piece(size);
-  team.run((rows + each - 1) / each, [&](int piece) {
-    for (int row = piece * each; row < rows && row < (piece + 1) * each; ++row) work(row);
-  });
-}
-
-}  // namespace
-
-namespace {
-
 void normalise(const float* from, const float* weight, float eps, float* to, int size) {
   Vec squares{};
   int at = 0;
@@ -31,45 +14,25 @@ void normalise(const float* from, const float* weight, float eps, float* to, int
   float square = sum(squares);
   for (; at < size; ++at) square += from[at] * from[at];
   const float scale = 1.0f / std::sqrt(square / static_cast<float>(size) + eps);
-  for (int each = 0; each < size; ++each) to[each] = from[each] * scale * weight[each];
+  for (at = 0; at + WIDTH <= size; at += WIDTH) store(to + at, load(from + at) * scale * load(weight + at));
+  for (; at < size; ++at) to[at] = from[at] * scale * weight[at];
 }
+
+namespace {
+
+inline Vec silu_times(Vec gate, Vec up) { return gate / (1.0f + exponential(-gate)) * up; }
 
 }  // namespace
 
-void norm_heads(Team& team, float* x, std::ptrdiff_t stride, const float* weight, float eps, int rows, int heads, int size) {
-  by_rows(team, rows, heads * size, [&](int row) {
-    float* head = x + row * stride;
-    for (int each = 0; each < heads; ++each) normalise(head + each * size, weight, eps, head + each * size, size);
-  });
-}
-
-void rms_norm(Team& team, const float* x, const float* residual, float* total, const float* weight, float eps, float* y, int rows, int size) {
-  by_rows(team, rows, size, [&](int row) {
-    const std::ptrdiff_t first = std::ptrdiff_t{row} * size;
-    const float* from = x + first;
-    float* to = y + first;
-    if (residual) {
-      for (int at = 0; at < size; ++at) total[first + at] = residual[first + at] + from[at];
-      from = total + first;
-    }
-    normalise(from, weight, eps, to, size);
-  });
-}
-
-void silu_and_mul(Team& team, const float* x, float* y, int rows, int n) {
-  by_rows(team, rows, n, [&](int row) {
-    const float* gate = x + std::ptrdiff_t{row} * 2 * n;
-    float* to = y + std::ptrdiff_t{row} * n;
-    for (int at = 0; at < n; at += WIDTH) {
-      float gates[WIDTH] = {}, ups[WIDTH] = {}, result[WIDTH];
-      const int count = n - at < WIDTH ? n - at : WIDTH;
-      std::memcpy(gates, gate + at, count * sizeof(float));
-      std::memcpy(ups, gate + n + at, count * sizeof(float));
-      const Vec value = load(gates);
-      store(result, value / (1.0f + exponential(-value)) * load(ups));
-      std::memcpy(to + at, result, count * sizeof(float));
-    }
-  });
+void silu_and_mul(const float* from, float* to, int n) {
+  int at = 0;
+  for (; at + WIDTH <= n; at += WIDTH) store(to + at, silu_times(load(from + at), load(from + n + at)));
+  if (at == n) return;
+  float gates[WIDTH] = {}, ups[WIDTH] = {}, results[WIDTH];
+  std::copy(from + at, from + n, gates);
+  std::copy(from + n + at, from + 2 * n, ups);
+  store(results, silu_times(load(gates), load(ups)));
+  std::copy(results, results + (n - at), to + at);
 }
 
 }  // namespace tessera

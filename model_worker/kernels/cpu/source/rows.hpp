@@ -1,22 +1,40 @@
 // Operations on each row of a batch by itself.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "simd.hpp"
 #include "team.hpp"
+#include "tiles.hpp"
 
 namespace tessera {
 
-// y = x / sqrt(mean(x ** 2) + eps) * weight, rows of `size`. With a `residual` [rows, size], what is normalised is `residual + x`, and goes to `total`, which
-// may be the residual; both may be null.
-void rms_norm(Team& team, const float* x, const float* residual, float* total, const float* weight, float eps, float* y, int rows, int size);
+// to = from / sqrt(mean(from ** 2) + eps) * weight, of `size` elements; `to` may be `from`.
+void normalise(const float* from, const float* weight, float eps, float* to, int size);
 
-// The same for heads of `size` elements in place: `heads` of them side by side in each of `rows` rows that are `stride` elements apart.
-void norm_heads(Team& team, float* x, std::ptrdiff_t stride, const float* weight, float eps, int rows, int heads, int size);
+// to [n] = silu(from[:n]) * from[n:].
+void silu_and_mul(const float* from, float* to, int n);
 
-// y [rows, n] = silu(x[:, :n]) * x[:, n:] of x [rows, 2 * n].
-void silu_and_mul(Team& team, const float* x, float* y, int rows, int n);
+// Calls `work(row)` for each of `rows` rows of `size` elements. A piece of them is worth handing over.
+template <typename Work>
+void by_rows(Team& team, int rows, int size, const Work& work) {
+  constexpr int64_t PIECE_ELEMENTS = 4096;
+  if (!rows) return;
+  const int64_t pieces = std::min<int64_t>({rows, 8 * team.size(), int64_t{rows} * size / PIECE_ELEMENTS});
+  const Tiles cut(rows, static_cast<int>((rows + pieces) / (pieces + 1)));
+  team.run(cut.count, [&](int piece) {
+    for (int row = cut.first(piece); row < cut.first(piece) + cut.size(piece); ++row) work(row);
+  });
+}
+
+// Memory of the thread that asks, for `size` numbers; until it asks again.
+inline float* row_memory(int size) {
+  static thread_local std::vector<float> memory;
+  memory.resize(std::max(memory.size(), std::size_t(size)));
+  return memory.data();
+}
 
 }  // namespace tessera

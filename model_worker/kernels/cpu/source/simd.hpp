@@ -21,6 +21,9 @@ constexpr const char* ISA = "avx2";
 #endif
 
 using Half = uint16_t;  // the bits of an IEEE binary16
+struct Brain {          // those of a bfloat16
+  uint16_t bits;
+};
 typedef float Vec __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t IntVec __attribute__((vector_size(4 * WIDTH)));
 
@@ -48,31 +51,65 @@ inline void store(Half* to, Vec value) {
 #endif
 }
 
+inline Vec load(const Brain* from) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
+#else
+  return (Vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
+#endif
+}
+
 inline float load_one(const float* from) { return *from; }
 inline float load_one(const Half* from) { return _cvtsh_ss(*from); }
+inline float load_one(const Brain* from) {
+  const uint32_t bits = uint32_t{from->bits} << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
 inline void store_one(float* to, float value) { *to = value; }
 inline void store_one(Half* to, float value) { *to = _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
+inline void store_one(Brain* to, float value) {  // to the nearest, of two to the even one
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  to->bits = static_cast<uint16_t>(value == value ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : bits >> 16 | 0x40);
+}
 
 inline Vec broadcast(float value) { return value - Vec{}; }
 
 inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
 
-// The lanes' sum, in an order that depends on nothing.
+// The lanes' sum: always halves upon halves.
 inline float sum(Vec value) {
-  float lanes[WIDTH];
-  store(lanes, value);
-  for (int half = WIDTH / 2; half; half /= 2)
-    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  return lanes[0];
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)value);
+#else
+  __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
+  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+#endif
 }
 
+// The largest of the lanes, none of which may be a NaN.
 inline float largest(Vec value) {
-  float lanes[WIDTH];
-  store(lanes, value);
-  float most = lanes[0];
-  for (int lane = 1; lane < WIDTH; ++lane) most = lanes[lane] > most ? lanes[lane] : most;
-  return most;
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)value);
+#else
+  __m128 half = _mm_max_ps(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
+  half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+#endif
 }
+
+inline bool has_nan(Vec value) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_UNORD_Q) != 0;
+#else
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)value, (__m256)value, _CMP_UNORD_Q)) != 0;
+#endif
+}
+
+inline Vec magnitude(Vec value) { return (Vec)((IntVec)value & 0x7fffffff); }
 
 // exp to about one unit in the last place: 2^n * e^r with |r| <= ln(2) / 2, e^r by Cephes' polynomial (expf.c). Of less than -87.3 it is
 // 0, of NaN NaN.

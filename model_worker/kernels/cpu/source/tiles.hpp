@@ -10,6 +10,10 @@ struct Tiles {
   Tiles(int rows, int most) : rows(rows), count((rows + most - 1) / most) {}
   int first(int tile) const { return tile * (rows / count) + std::min(tile, rows % count); }
   int size(int tile) const { return rows / count + (tile < rows % count); }
+  int of(int row) const {
+    const int least = rows / count, larger = rows % count * (least + 1);
+    return row < larger ? row / (least + 1) : rows % count + (row - larger) / least;
+  }
   int rows, count;
 };
 

@@ -1,0 +1,23 @@
+// Products with packed weights.
+#pragma once
+
+#include "inputs.hpp"
+#include "team.hpp"
+
+namespace tessera {
+
+std::size_t bytes_of(Kind kind, int out, int in);
+
+// Fills `to.data`, of bytes_of(...) bytes, from [out, in] with strides in elements.
+void pack(Team& team, const float* from, std::ptrdiff_t out_stride, std::ptrdiff_t in_stride, const Weight& to);
+
+// What becomes of a product: it takes the place of y, or is added to it.
+enum class Into { PLACE, SUM };
+
+// y [rows, out] = x @ weight.T + bias, rows `y_stride` elements apart. A row's bits depend on the row alone, whatever the others are.
+void multiply(Team& team, const Inputs& x, const Weight& weight, float* y, std::ptrdiff_t y_stride, Into into = Into::PLACE);
+
+// Rows `ids` [count] of a weight into `to` [count, in].
+void gather(Team& team, const Weight& weight, const int64_t* ids, int count, float* to);
+
+}  // namespace tessera

@@ -1,0 +1,31 @@
+// A weight that was packed for products, and how a product is cut.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "simd.hpp"
+
+namespace tessera {
+
+enum class Kind : int32_t { F32, F16, BF16, I8 };
+
+// Columns of a panel: two vectors of sums per row.
+constexpr int PANEL = 2 * WIDTH;
+
+// Inputs that belong together, in weights and in what they are multiplied by; of 8 bits, those that share a scale.
+constexpr int LINE = 32;
+
+inline int panels_of(int out) { return (out + PANEL - 1) / PANEL; }
+inline int lines_of(int in) { return (in + LINE - 1) / LINE; }
+
+// [out, in] as panels of PANEL outputs, each of which lies in one piece, line after line, filled up with zeros; what a line looks like is its
+// kind's (see `kinds.hpp`). `bias` [out] may be null.
+struct Weight {
+  Kind kind;
+  int32_t out, in;
+  std::byte* data;
+  const float* bias;
+};
+
+}  // namespace tessera
