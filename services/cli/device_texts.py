@@ -15,8 +15,9 @@ DEVICE_TEXTS = {
         choices=KERNELS,
     ),
     "dtype": Text(
-        "Of weights and activations (with kernels cpu of weights and KV; activations are float32). auto: float16 with kernels cpu, float32 with torch "
-        "on a CPU; on a GPU what the model's files have, bfloat16 for float32 with aiter.",
+        "Of weights and activations (with kernels cpu of weights; activations are float32, and KV is, or else float16). auto: with kernels cpu bfloat16 "
+        "where the processor multiplies it and the model's files are not in float16, else float16; with torch on a CPU float32; on a GPU what the "
+        "model's files have, bfloat16 for float32 with aiter.",
         choices=DTYPES,
     ),
     "gpu_memory_utilization": Text(

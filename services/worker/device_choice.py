@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import structlog
 import torch
 
-from model_worker.kernels.cpu.library import needs_compiling, what_is_missing
+from model_worker.kernels.cpu.library import multiplies_bfloat16, needs_compiling, what_is_missing
 from services.worker.config import WorkerConfig
 from services.worker.device_config import AUTO
 from tessera.values.config import ConfigError
@@ -23,26 +23,29 @@ def _lacks_cpu_kernels() -> str | None:
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """What torch sees: GPUs, and whether they are AMD's (ROCm). `lacks_cpu_kernels`: why there are no kernels of our own for its processor, None
-    if there are; asked only where it matters, since it may compile them."""
+    if there are; asked only where it matters, since it may compile them. `multiplies_bfloat16`: whether that processor multiplies such numbers faster
+    than others, by these kernels."""
 
     num_gpus: int
     is_rocm: bool
     lacks_cpu_kernels: Callable[[], str | None] = _lacks_cpu_kernels
+    multiplies_bfloat16: bool = False
 
     @classmethod
     def found(cls) -> "Hardware":
         """Of this process."""
-        return cls(torch.cuda.device_count(), torch.version.hip is not None)
+        return cls(torch.cuda.device_count(), torch.version.hip is not None, multiplies_bfloat16=multiplies_bfloat16())
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
     """`device` is cpu or cuda; `kernels` is torch, cpu, or one of the three words for AITER's. `lacks`: why these are torch's, where faster ones
-    would have been chosen."""
+    would have been chosen. `multiplies_bfloat16`: see `Hardware`."""
 
     device: str
     kernels: str
     lacks: str | None = None
+    multiplies_bfloat16: bool = False
 
     @property
     def is_gpu(self) -> bool:
@@ -66,7 +69,7 @@ def choose_device(config: WorkerConfig, hardware: Hardware, *, computes: bool = 
         else:
             lacks = hardware.lacks_cpu_kernels() if computes else None
             kernels = "cpu" if computes and lacks is None else "torch"
-    choice = DeviceChoice(device, kernels, lacks)
+    choice = DeviceChoice(device, kernels, lacks, hardware.multiplies_bfloat16)
     if choice.is_gpu:
         _check_gpu(config, hardware, computes=computes)
     if kernels == "cpu":
@@ -107,8 +110,6 @@ def _check_cpu_kernels(config: WorkerConfig, choice: DeviceChoice) -> None:
     if choice.is_gpu:
         raise ConfigError("kernels cpu are for processors, and device is cuda: use device cpu, or kernels torch")
     asked = config.compute
-    if asked.dtype == "bfloat16":
-        raise ConfigError("dtype bfloat16 is unknown to kernels cpu: use float16 or float32")
     if asked.quantization not in ("none", "int8"):
         raise ConfigError(f"quantization {asked.quantization} needs AITER's kernels: kernels cpu have none and int8")
     _check_kv_cache(config)
@@ -173,7 +174,12 @@ def compute_dtype(asked: str, choice: DeviceChoice, stored: torch.dtype) -> torc
             )
         return dtype
     if not choice.is_gpu:
-        return torch.float16 if choice.kernels == "cpu" else torch.float32
+        return _cpu_dtype(choice, stored) if choice.kernels == "cpu" else torch.float32
     if stored == torch.float32 and choice.kernels != "torch":
         return torch.bfloat16
     return stored
+
+
+def _cpu_dtype(choice: DeviceChoice, stored: torch.dtype) -> torch.dtype:
+    """16 bits: those that the processor multiplies fastest, unless the files have the others."""
+    return torch.bfloat16 if choice.multiplies_bfloat16 and stored != torch.float16 else torch.float16

@@ -14,7 +14,8 @@ KERNELS = (AUTO, "torch", "cpu", "aiter", "aiter-triton", "aiter-native")
 one that fits GPU and model."""
 
 DTYPES = (AUTO, "float32", "bfloat16", "float16")
-"""`auto`: float16 with kernels `cpu`, which sum in float32 whatever it is, float32 with `torch` on a CPU; on a GPU what the model's files have."""
+"""`auto`: with kernels `cpu`, which sum in float32 whatever it is, bfloat16 where the processor has products of it (and the model's files are not in
+float16), else float16; float32 with `torch` on a CPU; on a GPU what the model's files have."""
 
 KV_CACHE_DTYPES = (AUTO, "fp8")
 """`auto`: that of the activations."""

@@ -40,6 +40,7 @@ MODES: dict[str, Callable[[CpuLibrary], Kernels]] = {
     REFERENCE: lambda library: TorchKernels(),
     "f32": lambda library: CpuKernels(library, torch.float32),
     "f16": lambda library: CpuKernels(library, torch.float16),
+    "bf16": lambda library: CpuKernels(library, torch.bfloat16),
     "int8": lambda library: CpuKernels(library, torch.float16, in_8_bits=True),
 }
 

@@ -69,7 +69,6 @@ def test_each_rank_has_a_gpu_of_its_own() -> None:
         (AMD, {"device": "cpu", "kernels": "aiter"}, {}, "kernels aiter needs .*, and device is cpu: use kernels torch"),
         (CPU, {"kv_cache_dtype": "fp8"}, {}, "kv_cache_dtype fp8 needs AITER's kernels: use kv_cache_dtype auto"),
         (NVIDIA, {"quantization": "fp8_block"}, {}, "quantization fp8_block needs AITER's kernels: use quantization none"),
-        (CPU, {"dtype": "bfloat16"}, {}, "dtype bfloat16 is unknown to kernels cpu: use float16 or float32"),
         (
             CPU,
             {"kernels": "torch", "dtype": "float16"},
@@ -78,7 +77,6 @@ def test_each_rank_has_a_gpu_of_its_own() -> None:
         ),
         (BARE, {"dtype": "float16"}, {}, "dtype float16 is for GPUs: .* or have kernels cpu, .* there is no compiler: get one"),
         (BARE, {"quantization": "int8"}, {}, "quantization int8 needs kernels cpu: .* there is no compiler: get one"),
-        (CPU, {"kernels": "cpu", "dtype": "bfloat16"}, {}, "dtype bfloat16 is unknown to kernels cpu: use float16 or float32"),
         (AMD, {"kernels": "cpu"}, {}, "kernels cpu are for processors, and device is cuda: use device cpu"),
         (
             CPU,
@@ -132,6 +130,9 @@ def test_numbers_are_the_files_own_on_a_gpu() -> None:
     assert compute_dtype("auto", cpu, torch.bfloat16) == torch.float32
     assert compute_dtype("auto", DeviceChoice("cpu", "cpu"), torch.float32) == torch.float16
     assert compute_dtype("float32", DeviceChoice("cpu", "cpu"), torch.float16) == torch.float32
+    fast = choose_device(CONFIG, replace(CPU, multiplies_bfloat16=True))
+    assert compute_dtype("auto", fast, torch.float32) == torch.bfloat16 == compute_dtype("auto", fast, torch.bfloat16)
+    assert compute_dtype("auto", fast, torch.float16) == torch.float16 == compute_dtype("float16", fast, torch.float32)
     assert compute_dtype("auto", torch_gpu, torch.float32) == torch.float32
     assert compute_dtype("auto", torch_gpu, torch.float16) == torch.float16
     assert compute_dtype("auto", aiter, torch.float16) == torch.float16
