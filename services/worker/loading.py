@@ -9,11 +9,13 @@ from typing import TypeVar
 
 import numpy as np
 import structlog
+import torch
 
 from model_worker.engine import Engine
 from model_worker.gpu_memory import kv_budget
 from model_worker.group import ALONE
 from model_worker.input_batch import build_dummy_batch
+from model_worker.kernels.cpu.backend import is_all_ours
 from model_worker.kv_blocks import KVBlocks, LocalBlocks, Moves
 from model_worker.kv_pool import KVPool, num_blocks_for
 from model_worker.memory_profile import MemoryProfile
@@ -85,6 +87,8 @@ def load_engine(config: WorkerConfig, ranks: RankProcesses | None = None) -> Eng
     engine = Engine(
         model, kv, description, proposer, blocks, rejects=config.speculation.rejects, find_best=loaded.kernels.best_tokens
     )
+    if group.size == 1 and loaded.kernels.flavour == "cpu" and is_all_ours(loaded.model.config, config.block_size):
+        _leave_cores_to_kernels()
     _log.info(
         "model loaded",
         model=info.name,
@@ -100,6 +104,12 @@ def load_engine(config: WorkerConfig, ranks: RankProcesses | None = None) -> Eng
         speculative_tokens=num_drafts,
     )
     return engine
+
+
+def _leave_cores_to_kernels() -> None:
+    """What torch still computes of a pass is little, the cosines of its angles for example, and its second thread does not sleep after that: it spins
+    for milliseconds on a core that the kernels' own threads are to have. Behind the engine, whose sampler has as many threads as loading had."""
+    torch.set_num_threads(1)
 
 
 def load_in_background(load: Callable[[WorkerConfig], Engine], config: WorkerConfig) -> "asyncio.Future[Engine]":

@@ -279,6 +279,16 @@ def test_a_batch_invariant_worker_has_torch_compute_what_is_not_all_ours(
     assert batch_invariant(architecture, tmp_path, **compute) == kept
 
 
+@pytest.mark.parametrize(
+    ("architecture", "kernels", "threads"),
+    [("LlamaForCausalLM", "cpu", 1), ("LlamaForCausalLM", "torch", 2), ("MixtralForCausalLM", "cpu", 2)],
+)
+def test_torch_keeps_threads_where_it_computes_much(tmp_path: Path, architecture: str, kernels: str, threads: int) -> None:
+    save_random(tiny_configs()[architecture][0], tmp_path)
+    load_engine(replace(CONFIG, model=str(tmp_path), threads=2, compute=DeviceConfig(kernels=kernels)))
+    assert torch.get_num_threads() == threads
+
+
 @pytest.mark.parametrize("compute", [{"kernels": "cpu"}, {"dtype": "float16"}, {"quantization": "int8"}])
 def test_a_batch_invariant_worker_does_not_pass_over_what_it_cannot_do(tmp_path: Path, compute: dict[str, str]) -> None:
     ((option, given),) = compute.items()
