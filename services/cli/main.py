@@ -4,6 +4,8 @@ import importlib
 
 import click
 
+from services.rpc.transport import use_one_poller
+
 _COMMANDS = {
     "up": ("services.cli.up_command", "Run everything on this machine and ask the model a question."),
     "generate": ("services.cli.generate_command", "Send a prompt to a running gateway and stream the answer."),
@@ -26,6 +28,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
+        use_one_poller()  # here: the command's module imports gRPC
         command = importlib.import_module(_COMMANDS[cmd_name][0]).command
         assert isinstance(command, click.Command)
         return command

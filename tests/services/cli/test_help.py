@@ -1,5 +1,6 @@
 """Every command explains itself: all options, their defaults, an example; and the overview answers without loading a role."""
 
+import os
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from services.cli import main
+from services.rpc.transport import EXPERIMENTS, ONE_POLLER
 
 COMMANDS = tuple(main._COMMANDS)
 
@@ -45,6 +47,15 @@ def test_the_help_of_roles_needs_no_torch() -> None:
 def test_the_overview_loads_no_command() -> None:
     check = "import sys\nfrom services.cli.main import main\nmain(['--help'], standalone_mode=False)\nassert 'grpc' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(("given", "chosen"), [("", ONE_POLLER), ("trace_record_callops", "trace_record_callops")])
+def test_a_command_chooses_grpc_s_transport_unless_the_environment_does(given: str, chosen: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != EXPERIMENTS}
+    print_it = f"import os, sys, click\nfrom services.cli import main\nmain.main.get_command(click.Context(main.main), 'generate')\nassert 'grpc' in sys.modules\nprint(os.environ['{EXPERIMENTS}'])"
+    given_one = environment | ({EXPERIMENTS: given} if given else {})
+    ran = subprocess.run([sys.executable, "-c", print_it], check=True, stdout=subprocess.PIPE, text=True, env=given_one)
+    assert ran.stdout.strip() == chosen
 
 
 def test_an_option_can_come_from_the_environment() -> None:
