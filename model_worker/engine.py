@@ -7,7 +7,7 @@ stays, and it takes part in nothing until the scheduler drops it.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -44,6 +44,10 @@ SLOTS_PER_SEQUENCE = 2
 """Slot numbers per row of the largest batch: a new leader may run a full batch beside the slots that it has not placed yet."""
 
 FAILURE_TEXT_MAX = 256
+
+
+def _nothing() -> None:
+    """Nobody has anything to do before a pass."""
 
 
 @dataclass(slots=True)
@@ -101,9 +105,12 @@ class Engine:
         self._slots = SlotTable(num_slots, description.model.max_model_len, description.geometry)
         self._sampling = SamplingTable(num_slots, description.model.vocab_size)
         self._last_write_step = np.zeros(description.geometry.num_blocks, dtype=np.int64)
+        self._before_pass = _nothing
 
-    def execute(self, batch: ScheduledBatch) -> ScheduledBatchOutput:
-        """Run one batch to its end. Raises BatchRefused, having changed nothing, for a batch that does not fit (see `check_batch`)."""
+    def execute(self, batch: ScheduledBatch, before_pass: Callable[[], None] = _nothing) -> ScheduledBatchOutput:
+        """Run one batch to its end; `before_pass` is called when nothing is left to do but the forward pass, maybe never, maybe again. Raises
+        BatchRefused, having changed nothing, for a batch that does not fit (see `check_batch`)."""
+        self._before_pass = before_pass
         check_batch(batch, self._slots, self.description, self.last_step)
         self._apply(batch)
         started_ns = time.perf_counter_ns()
@@ -318,6 +325,7 @@ class Engine:
         batch = build_batch(rows, self._slots, self._kv.block_size, targets.places)
         self._last_write_step[batch.slot_mapping.numpy() // self._kv.block_size] = step_id
         hidden, taps = None, self._follower.taps if self._follower is not None else None
+        self._before_pass()
         if taps is None:
             logits = self._model.forward(batch, self._kv)
         else:

@@ -43,6 +43,9 @@ class EngineThread:
     The engine belongs to the thread; the loop may use it after `fence` has returned and until the next `submit`. `crashed` never
     completes unless the engine raises something else than BatchRefused: RankLost, or a bug, after which what it holds cannot be trusted.
     Each of `notes` is told of every outcome, in the thread.
+
+    An outcome is told when the next batch's forward pass begins, where there is a next one: before, loop and engine would take Python's lock from
+    each other while the cores wait for that pass.
     """
 
     def __init__(self, engine: Engine, notes: Iterable[Callable[[ScheduledBatch, Outcome], None]] = ()) -> None:
@@ -54,6 +57,7 @@ class EngineThread:
         self._queue: deque[_Job | _Visit] = deque()
         self._poisoned = False
         self._closed = False
+        self._untold: Callable[[], None] | None = None  # the thread's own
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
@@ -109,15 +113,21 @@ class EngineThread:
         try:
             while (item := self._next()) is not None:
                 if isinstance(item, _Visit):
+                    self._tell()
                     self._call(partial(_answer, item.done, item.do()))
                 else:
-                    self._call(partial(item.tell, self._execute(item.batch)))
+                    outcome = self._execute(item.batch)
+                    self._tell()
+                    self._untold = partial(item.tell, outcome)
         except (Exception, RankLost) as error:  # noqa: BLE001 - handed to the loop, which ends the process
+            self._tell()
             self._call(partial(self.crashed.set_exception, error))
 
     def _next(self) -> _Job | _Visit | None:
         """The next thing to do; None when closed."""
         with self._changed:
+            if not self._queue or self._closed:
+                self._tell()
             self._changed.wait_for(lambda: self._queue or self._closed)
             if self._closed:
                 return None
@@ -129,13 +139,19 @@ class EngineThread:
     def _execute(self, batch: ScheduledBatch) -> Outcome:
         outcome: Outcome
         try:
-            outcome = self.engine.execute(batch)
+            outcome = self.engine.execute(batch, self._tell)
         except BatchRefused as refusal:
             self.poison()  # here, before the loop hears of it: nothing may run behind a refused batch
             outcome = refusal
         for note in self._notes:
             note(batch, outcome)
         return outcome
+
+    def _tell(self) -> None:
+        """Tell the loop of the last outcome, if it has not been told."""
+        if self._untold is not None:
+            self._call(self._untold)
+            self._untold = None
 
     def _call(self, function: Callable[[], None]) -> None:
         """Call `function` on the loop, unless the loop has ended."""

@@ -44,8 +44,9 @@ class NoEngine:
         written = np.zeros(self.description.geometry.num_blocks, np.int64)
         return WorkerReport(nonce, self.description, 0, (), (), written)
 
-    def execute(self, batch: ScheduledBatch) -> ScheduledBatchOutput:
+    def execute(self, batch: ScheduledBatch, before_pass: Callable[[], None]) -> ScheduledBatchOutput:
         """See `Engine`."""
+        before_pass()
         ones = np.ones(batch.num_rows, np.int32)
         return ScheduledBatchOutput(batch.epoch, batch.nonce, batch.step_id, ones, ones * (300 + batch.step_id % 7))
 

@@ -32,8 +32,9 @@ class ScriptedEngine:
         self.behaviours = behaviours or {}
         self.started: list[int] = []
 
-    def execute(self, batch: ScheduledBatch) -> Any:
+    def execute(self, batch: ScheduledBatch, before_pass: Callable[[], None]) -> Any:
         self.started.append(batch.step_id)
+        before_pass()
         return self.behaviours.get(batch.step_id, lambda: batch.step_id)()
 
 
@@ -189,13 +190,54 @@ def test_a_visit_comes_between_two_batches_and_forgets_none(run_async: Any) -> N
     run_async(story())
 
 
+def test_an_outcome_is_told_while_the_next_batch_computes(run_async: Any) -> None:
+    async def story() -> None:
+        held, told = Held(), asyncio.Queue[Any]()
+        thread = EngineThread(ScriptedEngine({2: held}))
+        for step in (1, 2):
+            thread.submit(batch_of(UNDER, step), told.put_nowait)
+        assert await told.get() == 1 and not held.go.is_set()
+        held.go.set()
+        assert await told.get() == "held", "with nothing behind it, at once"
+        await thread.end()
+
+    run_async(story())
+
+
+def test_nothing_is_told_between_the_end_of_a_batch_and_the_next_pass(run_async: Any) -> None:
+    order: list[Any] = []
+
+    class Ordered(ScriptedEngine):
+        def execute(self, batch: ScheduledBatch, before_pass: Callable[[], None]) -> Any:
+            order.append(f"prepare {batch.step_id}")
+            before_pass()
+            order.append(f"compute {batch.step_id}")
+            return batch.step_id
+
+    class Watched(EngineThread):
+        def _call(self, function: Callable[[], None]) -> None:
+            order.append("tell")
+            super()._call(function)
+
+    async def story() -> None:
+        thread, told = Watched(Ordered()), asyncio.Queue[Any]()
+        with thread._changed:  # both are there before either begins
+            for step in (1, 2):
+                thread.submit(batch_of(UNDER, step), told.put_nowait)
+        assert [await told.get(), await told.get()] == [1, 2]
+        assert order[:5] == ["prepare 1", "compute 1", "prepare 2", "tell", "compute 2"]
+        await thread.end()
+
+    run_async(story())
+
+
 def test_a_bug_in_the_engine_ends_the_process(run_async: Any, tmp_path: Path) -> None:
     """Slots that a bug has touched must not be reported to anybody; another boot starts without them."""
 
     def load(config: WorkerConfig) -> Any:
         engine = load_engine(config)
 
-        def execute(_batch: ScheduledBatch) -> None:
+        def execute(_batch: ScheduledBatch, _before_pass: Callable[[], None]) -> None:
             raise AssertionError("a broken invariant")
 
         engine.execute = execute
