@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import socket
 import subprocess
@@ -71,9 +72,9 @@ def _wait_served(address: str, process: "subprocess.Popen[bytes]") -> None:
                 time.sleep(0.2)
 
 
-def measured(address: str, workload: Workload, seed: int) -> dict[str, Any]:
-    """The figures of one round, as `tessera bench` tells them. Raises where a request failed."""
-    command = [*TESSERA, "bench", "--gateway", address, *workload.bench_options(seed)]
+def measured(address: str, workload: Workload, number: int, rate: float = math.inf) -> dict[str, Any]:
+    """The figures of one round, as `tessera bench` tells them; requests come at `rate` a second. Raises where one failed."""
+    command = [*TESSERA, "bench", "--gateway", address, *workload.bench_options(number, rate)]
     out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     (level,) = json.loads(out.splitlines()[-1])["levels"]
     if level["num_ok"] != workload.requests:

@@ -29,6 +29,11 @@ def test_prompts_share_their_prefix_and_nothing_else(workload: Workload) -> None
     assert prompts == workload.prompts(MODEL, 3) != workload.prompts(MODEL, 4)
 
 
+def test_no_two_workloads_have_a_prompt_in_common() -> None:
+    firsts = [tuple(workload.prompts(MODEL, 0)[0][:32]) for workload in WORKLOADS]
+    assert len(set(firsts)) == len(WORKLOADS)
+
+
 def test_a_name_that_no_workload_has_is_named() -> None:
     with pytest.raises(ValueError, match="no workload 'w9'"):
         chosen("w1c1,w9")

@@ -1,5 +1,7 @@
 """The workloads of the serving benchmarks: greedy, EOS ignored, all requests at once, prompts of random ids that differ from round to round."""
 
+import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -40,30 +42,35 @@ class Workload:
         """Of all requests."""
         return self.requests * self.output_tokens
 
-    def bench_options(self, seed: int) -> list[str]:
-        """Of `tessera bench`, for one round."""
+    def seed(self, number: int) -> int:
+        """What prompts of this round are drawn from. Another one in every workload: else prompts of one are in the cache of who ran another."""
+        return zlib.crc32(f"{self.name} {number}".encode())
+
+    def bench_options(self, number: int, rate: float = math.inf) -> list[str]:
+        """Of `tessera bench`, for one round; `rate` of arrivals per second."""
         lengths = {"input": self.input_tokens, "output": self.output_tokens, "shared-prefix": self.shared_prefix_tokens}
         given = [text for name, tokens in lengths.items() for text in (f"--{name}-tokens", str(tokens))]
         # Without a given salt the request before would have another one than those that are measured.
-        before = ["--warmup", "1", "--cache-salt", f"{self.name}-{seed}"] if self.is_warm else ["--warmup", "0"]
-        return ["--rate", "inf", "--requests", str(self.requests), "--seed", str(seed), *given, *before]
+        before = ["--warmup", "1", "--cache-salt", f"{self.name}-{number}"] if self.is_warm else ["--warmup", "0"]
+        return ["--rate", str(rate), "--requests", str(self.requests), "--seed", str(self.seed(number)), *given, *before]
 
-    def prompts(self, model: ModelInfo, seed: int) -> list[list[int]]:
+    def prompts(self, model: ModelInfo, number: int) -> list[list[int]]:
         """Those that `tessera bench` sends with these options."""
-        return [self._drawn(model, seed).token_ids(request) for request in islice(self._planned(seed), self.requests)]
+        drawn = self._drawn(model, number)
+        return [drawn.token_ids(request) for request in islice(self._planned(number), self.requests)]
 
-    def warm_prompt(self, model: ModelInfo, seed: int) -> list[int]:
+    def warm_prompt(self, model: ModelInfo, number: int) -> list[int]:
         """A prompt with the shared prefix that is none of these, to be served before where the workload is warm."""
-        first = next(self._planned(seed))
-        return self._drawn(model, seed).token_ids(PlannedRequest(WARMUP_INDEX, first.input_tokens, first.output_tokens))
+        first = next(self._planned(number))
+        return self._drawn(model, number).token_ids(PlannedRequest(WARMUP_INDEX, first.input_tokens, first.output_tokens))
 
-    def _planned(self, seed: int) -> Iterator[PlannedRequest]:
+    def _planned(self, number: int) -> Iterator[PlannedRequest]:
         lengths = parse_lengths(str(self.input_tokens)), parse_lengths(str(self.output_tokens))
-        return drawn_requests(Shape(*lengths, self.shared_prefix_tokens), seed)
+        return drawn_requests(Shape(*lengths, self.shared_prefix_tokens), self.seed(number))
 
-    def _drawn(self, model: ModelInfo, seed: int) -> Prompts:
+    def _drawn(self, model: ModelInfo, number: int) -> Prompts:
         bos = [] if model.bos_token_id is None else [model.bos_token_id]
-        return Prompts(model.vocab_size, [*model.eos_token_ids, *bos], seed, self.shared_prefix_tokens)
+        return Prompts(model.vocab_size, [*model.eos_token_ids, *bos], self.seed(number), self.shared_prefix_tokens)
 
 
 WORKLOADS = (
