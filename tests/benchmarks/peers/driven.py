@@ -1,13 +1,14 @@
 """Engines in Python, each driven in a process of its own, in its own environment, without a server in front."""
 
 import json
+import math
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tessera.values.model import ModelInfo
-from tests.benchmarks.peers.contender import Contender, Run, process, run_of
+from tests.benchmarks.peers.contender import Contender, Run, Timeline, arrivals, process, run_of
 from tests.benchmarks.peers.install import last_line
 from tests.benchmarks.workloads import Workload
 
@@ -24,15 +25,25 @@ class Driven:
         self._model = model
         self.version = str(self._answer()["version"])
 
-    def run(self, workload: Workload, seed: int) -> Run:
+    def run(self, workload: Workload, number: int, limit_s: float = math.inf) -> Run:
         """See `Contender`."""
         if workload.is_warm:
-            self._ask([workload.warm_prompt(self._model, seed)], WARM_TOKENS)
-        return run_of(self._ask(workload.prompts(self._model, seed), workload.output_tokens), workload)
+            self._ask([workload.warm_prompt(self._model, number)], WARM_TOKENS)
+        prompts = workload.prompts(self._model, number)
+        return run_of(self._ask(prompts, workload.output_tokens, limit_s=limit_s), workload, limit_s)
 
-    def _ask(self, of: list[list[int]], output_tokens: int) -> list[tuple[float, list[float]]]:
+    def serve(self, workload: Workload, number: int, rate: float) -> Run:
+        """See `Contender`."""
+        prompts, arrivals_s = workload.prompts(self._model, number), arrivals(workload, number, rate)
+        return run_of(self._ask(prompts, workload.output_tokens, arrivals_s), workload)
+
+    def _ask(
+        self, prompts: list[list[int]], output_tokens: int, arrivals_s: list[float] | None = None, limit_s: float = math.inf
+    ) -> list[Timeline]:
         assert self._driver.stdin is not None, "the driver was started with pipes"
-        self._driver.stdin.write(json.dumps({"prompts": of, "output_tokens": output_tokens}) + "\n")
+        limit = None if limit_s == math.inf else limit_s
+        question = {"prompts": prompts, "output_tokens": output_tokens, "arrivals_s": arrivals_s, "limit_s": limit}
+        self._driver.stdin.write(json.dumps(question) + "\n")
         self._driver.stdin.flush()
         return [(submitted, came) for submitted, came in self._answer()]
 

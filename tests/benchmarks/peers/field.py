@@ -22,34 +22,44 @@ from tests.benchmarks.peers.install import (
 from tests.benchmarks.peers.llama_server import llama_server
 from tests.benchmarks.peers.ours import ours
 
-OURS_BITS = {"f32": 32, "f16": 16, "int8": 8}
+OURS_BITS = {"f32": 32, "f16": 16, "bf16": 16, "int8": 8}
+BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
+"""A processor with one of these multiplies bfloat16 faster than float32; OpenVINO is then told to."""
 
 Open = Callable[[], AbstractContextManager[Contender]]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One who may be compared. `bits` of each weight. `prepare` installs what is missing, raises InstallFailed, and returns how it is
-    started. `precision` is set for the product."""
+    """One who may be compared. `bits` of each weight as it is computed with. `prepare` installs what is missing, raises InstallFailed, and
+    returns how it is started. `takes_arrivals`: whether requests may come while others are under way."""
 
     name: str
     bits: int
     prepare: Callable[[], Open]
-    precision: str = ""
+    is_ours: bool = False
+    takes_arrivals: bool = True
 
 
 def field(home: Home, model_name: str, model: ModelInfo) -> Iterator[Entry]:
     """All of them. Those that take longest to install come last."""
     for precision in PRECISIONS:
-        yield Entry(f"tessera {precision}", OURS_BITS[precision], _ours(model_name, precision), precision)
+        yield Entry(f"tessera {precision}", OURS_BITS[precision], _ours(model_name, precision), is_ours=True)
     seats = _Seats(home, model)
     for dtype, bits in (("float32", 32), ("bfloat16", 16)):
-        yield Entry(f"transformers {dtype}", bits, seats.transformers(dtype))
+        yield Entry(f"transformers {dtype}", bits, seats.transformers(dtype), takes_arrivals=False)
         yield Entry(f"vLLM {dtype}", bits, seats.vllm(dtype))
-    for precision, kind, bits in (("f32", "F16", 16), ("f32", "Q8_0", 8)):
-        yield Entry(f"OpenVINO {kind}", bits, seats.openvino(kind, precision))
-    for kind, bits in (("F32", 32), ("F16", 16), ("Q8_0", 8)):
+    # OpenVINO reads no GGUF file in F32: it makes float32 of F16, holds and computes that.
+    yield Entry("OpenVINO float32", 32, seats.openvino("F16", "f32"))
+    if _has_bf16():
+        yield Entry("OpenVINO bfloat16", 16, seats.openvino("F16", "bf16"))
+    yield Entry("OpenVINO Q8_0", 8, seats.openvino("Q8_0", "bf16" if _has_bf16() else "f32"))
+    for kind, bits in (("F32", 32), ("F16", 16), ("BF16", 16), ("Q8_0", 8)):
         yield Entry(f"llama.cpp {kind}", bits, seats.llama_cpp(kind))
+
+
+def _has_bf16() -> bool:
+    return bool(BF16_FLAGS & set(Path("/proc/cpuinfo").read_text().split()))
 
 
 def _ours(model_name: str, precision: str) -> Callable[[], Open]:

@@ -136,7 +136,7 @@ def install_llama_cpp(home: Home) -> Path:
 
 
 def gguf_model(home: Home, programs: Path, kind: str) -> Path:
-    """The weights as llama.cpp has them in F32, F16 or Q8_0."""
+    """The weights as llama.cpp has them in F32, F16, BF16 or Q8_0."""
     path = home.folder / "models" / f"{home.model.stem.partition('.')[0]}.{kind}.gguf"
 
     def make() -> None:

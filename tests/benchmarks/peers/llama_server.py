@@ -1,7 +1,9 @@
 """llama.cpp's server, asked over HTTP: it is the one part of it that batches requests as they come."""
 
 import asyncio
+import contextlib
 import json
+import math
 import os
 import time
 import urllib.request
@@ -10,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tessera.values.model import ModelInfo
-from tests.benchmarks.peers.contender import Contender, Run, process, run_of
+from tests.benchmarks.peers.contender import Contender, Run, Timeline, arrivals, process, run_of
 from tests.benchmarks.peers.driven import WARM_TOKENS
 from tests.benchmarks.peers.install import last_line
 from tests.benchmarks.workloads import Workload
@@ -27,36 +29,56 @@ class LlamaServer:
         self._port = port
         self._model = model
 
-    def run(self, workload: Workload, seed: int) -> Run:
+    def run(self, workload: Workload, number: int, limit_s: float = math.inf) -> Run:
         """See `Contender`."""
         if workload.is_warm:
-            self._ask([workload.warm_prompt(self._model, seed)], WARM_TOKENS)
-        return run_of(self._ask(workload.prompts(self._model, seed), workload.output_tokens), workload)
+            self._ask([workload.warm_prompt(self._model, number)], WARM_TOKENS)
+        prompts = workload.prompts(self._model, number)
+        return run_of(self._ask(prompts, workload.output_tokens, limit_s=limit_s), workload, limit_s)
 
-    def _ask(self, of: list[list[int]], output_tokens: int) -> list[tuple[float, list[float]]]:
-        async def ask() -> list[tuple[float, list[float]]]:
-            return await asyncio.gather(*(self._answer(prompt, output_tokens) for prompt in of))
+    def serve(self, workload: Workload, number: int, rate: float) -> Run:
+        """See `Contender`."""
+        prompts, arrivals_s = workload.prompts(self._model, number), arrivals(workload, number, rate)
+        return run_of(self._ask(prompts, workload.output_tokens, arrivals_s), workload)
 
-        return asyncio.run(ask())
+    def _ask(
+        self, prompts: list[list[int]], output_tokens: int, arrivals_s: list[float] | None = None, limit_s: float = math.inf
+    ) -> list[Timeline]:
+        async def ask() -> list[Timeline]:
+            began = time.perf_counter()
+            due = [began + arrival_s for arrival_s in arrivals_s or [0.0] * len(prompts)]
+            came: list[list[float]] = [[] for _ in prompts]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if limit_s == math.inf else limit_s), asyncio.TaskGroup() as group:
+                    for asked in zip(prompts, due, came, strict=True):
+                        group.create_task(self._answer(output_tokens, *asked))
+            return list(zip(due, came, strict=True))
 
-    async def _answer(self, prompt: list[int], output_tokens: int) -> tuple[float, list[float]]:
+        try:
+            return asyncio.run(ask())
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _answer(self, output_tokens: int, prompt: list[int], due: float, came: list[float]) -> None:
+        """Ask when it is due, and put into `came` when each token came. Raises RuntimeError where it is refused."""
         options = {"n_predict": output_tokens, "ignore_eos": True, "temperature": 0, "stream": True, "cache_prompt": True}
         body = json.dumps({"prompt": prompt, **options})
         head = f"POST /completion HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nContent-Type: application/json\r\n"
-        submitted = time.perf_counter()
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-        status = await reader.readline()
-        if b" 200 " not in status:
-            raise RuntimeError(f"{status.decode().strip()} {(await reader.read()).decode()[-300:]}")
-        came, event = [], b""
-        async for line in reader:
-            if line.startswith(b"data: {"):
-                came.append(time.perf_counter())
-                event = line
-        writer.close()
-        count = json.loads(event.removeprefix(b"data: "))["tokens_predicted"]
-        return submitted, token_times(came, count)
+        try:
+            writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            status = await reader.readline()
+            if b" 200 " not in status:
+                raise RuntimeError(f"{status.decode().strip()} {(await reader.read()).decode()[-300:]}")
+            event = b""
+            async for line in reader:
+                if line.startswith(b"data: {"):
+                    came.append(time.perf_counter())
+                    event = line
+            came[:] = token_times(came, json.loads(event.removeprefix(b"data: "))["tokens_predicted"])
+        finally:
+            writer.close()  # the server gives up an answer that nobody reads
 
 
 def token_times(events: list[float], count: int) -> list[float]:

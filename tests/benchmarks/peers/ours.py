@@ -1,8 +1,11 @@
 """The product: all of `tessera up`, asked by `tessera bench`, so that client, gateway, scheduler and worker share the machine's cores."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from services.bench.figures import Spread
 from tests.benchmarks.live_system import measured, system, worker_environment
 from tests.benchmarks.peers.contender import Contender, Run
 from tests.benchmarks.workloads import Workload
@@ -14,10 +17,17 @@ class Ours:
     def __init__(self, address: str) -> None:
         self._address = address
 
-    def run(self, workload: Workload, seed: int) -> Run:
+    def run(self, workload: Workload, number: int, limit_s: float = math.inf) -> Run:
+        """See `Contender`; it runs to its end."""
+        return _run(measured(self._address, workload, number))
+
+    def serve(self, workload: Workload, number: int, rate: float) -> Run:
         """See `Contender`."""
-        level = measured(self._address, workload, seed)
-        return Run(level["duration_s"], level["ttft_ms"]["mean"], level["tpot_ms"]["mean"])
+        return _run(measured(self._address, workload, number, rate))
+
+
+def _run(level: dict[str, Any]) -> Run:
+    return Run(level["duration_s"], level["output_tokens"], Spread(**level["ttft_ms"]), level["tpot_ms"]["mean"])
 
 
 @contextmanager

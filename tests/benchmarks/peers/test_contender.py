@@ -7,7 +7,7 @@ import pytest
 
 from tessera.values.model import ModelInfo
 from tests.benchmarks.peers import driven as driven_module
-from tests.benchmarks.peers.contender import Run, run_of
+from tests.benchmarks.peers.contender import run_of
 from tests.benchmarks.peers.driven import driven
 from tests.benchmarks.peers.llama_server import token_times
 from tests.benchmarks.workloads import Workload
@@ -22,12 +22,12 @@ from questions import answer_questions
 def load():
     print("libraries talk")
     asked = []
-    def run(prompts, output_tokens):
-        asked.append(len(prompts))
-        if len(prompts) == 7:
+    def run(question):
+        asked.append(len(question.prompts))
+        if len(question.prompts) == 7:
             sys.exit("seven is too many")
         print("while they run, too")
-        return [(0.5, [1.0 + len(asked)] * output_tokens)] * len(prompts)
+        return [(0.5, [1.0 + len(asked)] * question.output_tokens)] * len(question.prompts)
     return "1.2.3", run
 
 answer_questions(load)
@@ -36,7 +36,20 @@ answer_questions(load)
 
 def test_a_run_lasts_from_the_first_request_to_the_last_token() -> None:
     run = run_of([(10.0, [10.5, 10.75, 11.0]), (9.5, [10.5, 11.5, 12.5])], TWO)
-    assert run == Run(3.0, 750.0, 625.0)
+    assert (run.seconds, run.tokens_per_s, run.tpot_ms, run.is_whole) == (3.0, 2.0, 625.0, True)
+    assert (run.ttft_ms.mean, run.ttft_ms.p50, run.ttft_ms.max) == (750.0, 750.0, 1000.0)
+
+
+def test_a_run_that_was_ended_counts_what_had_come() -> None:
+    run = run_of([(10.0, [10.5, 10.75]), (9.5, [])], TWO, limit_s=4.0)
+    assert (run.is_whole, run.seconds, run.tokens_per_s, run.ttft_ms.max) == (False, 4.0, 0.5, 500.0)
+    nothing = run_of([(10.0, []), (9.5, [])], TWO, limit_s=4.0)
+    assert (nothing.tokens_per_s, nothing.ttft_ms.p50) == (0.0, 4000.0), "a first token takes longer than that"
+
+
+def test_a_run_within_its_limit_is_whole() -> None:
+    run = run_of([(10.0, [10.5, 10.75, 11.0]), (9.5, [10.5, 11.5, 12.5])], TWO, limit_s=4.0)
+    assert (run.is_whole, run.seconds) == (True, 3.0)
 
 
 @pytest.mark.parametrize("came", [[10.5, 10.75], [10.5, 10.75, 11.0, 11.25]])
@@ -62,9 +75,10 @@ def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_driver_answers_though_libraries_print(drivers: Path) -> None:
     with driven(Path(sys.executable), "engine.py", (), drivers / "log", MODEL) as engine:
-        assert engine.run(TWO, 0) == Run(1.5, 1500.0, 0.0)
+        run = engine.run(TWO, 0)
+        assert (run.seconds, run.ttft_ms.p50, run.tpot_ms) == (1.5, 1500.0, 0.0)
         warm = Workload("warm", 2, 4, 3, shared_prefix_tokens=4, is_warm=True)
-        assert engine.run(warm, 0) == Run(3.5, 3500.0, 0.0), "one request came before"
+        assert engine.run(warm, 0).seconds == 3.5, "one request came before"
     assert (drivers / "log").read_text().split("\n")[:2] == ["libraries talk", "while they run, too"]
 
 

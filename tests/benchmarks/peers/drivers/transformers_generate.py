@@ -8,20 +8,21 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 import transformers
-from questions import Run, Timeline, answer_questions
+from questions import Question, Run, Timeline, answer_questions
 
 MODEL, DTYPE, THREADS = sys.argv[1:]
 
 
 class Clock(transformers.StoppingCriteria):
-    """Stops nothing; asked after every token, it notes the time."""
+    """Asked after every token, it notes the time, and stops all answers where that is up."""
 
-    def __init__(self) -> None:
+    def __init__(self, end: float) -> None:
         self.times: list[float] = []
+        self._end = end
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
         self.times.append(time.perf_counter())
-        return torch.zeros(len(ids), dtype=torch.bool)
+        return torch.full((len(ids),), self.times[-1] > self._end)
 
 
 def load() -> tuple[str, Run]:
@@ -32,10 +33,12 @@ def load() -> tuple[str, Run]:
     ).eval()
 
     @torch.inference_mode()
-    def run(prompts: list[list[int]], output_tokens: int) -> list[Timeline]:
-        clock, began = Clock(), time.perf_counter()
-        ids = torch.tensor(prompts)
-        length = {"min_new_tokens": output_tokens, "max_new_tokens": output_tokens}
+    def run(question: Question) -> list[Timeline]:
+        assert question.arrivals_s is None, "a batch begins as one"
+        began = time.perf_counter()
+        clock = Clock(began + question.limit_s)
+        ids = torch.tensor(question.prompts)
+        length = {"min_new_tokens": question.output_tokens, "max_new_tokens": question.output_tokens}
         model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -44,7 +47,7 @@ def load() -> tuple[str, Run]:
             stopping_criteria=transformers.StoppingCriteriaList([clock]),
             **length,
         )
-        return [(began, clock.times)] * len(prompts)
+        return [(began, clock.times)] * len(question.prompts)
 
     return transformers.__version__, run
 

@@ -2,7 +2,7 @@
 
 import os
 import sys
-import time
+from collections.abc import Iterator
 
 MODEL, DTYPE, THREADS = sys.argv[1:]
 os.environ |= {
@@ -15,31 +15,38 @@ os.environ |= {
 }
 
 import vllm  # noqa: E402
-from questions import Run, Timeline, answer_questions  # noqa: E402
+from questions import Run, answer_questions, stepwise  # noqa: E402
+
+
+class Engine:
+    """See `Stepwise`. With the sizes of steps that suit the workloads."""
+
+    def __init__(self) -> None:
+        sizes = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
+        self._engine = vllm.LLM(MODEL, dtype=DTYPE, enable_prefix_caching=True, seed=0, **sizes).llm_engine
+        self._counts: dict[int, int] = {}
+
+    def add(self, number: int, prompt: list[int], output_tokens: int) -> None:
+        sampling = vllm.SamplingParams(temperature=0, max_tokens=output_tokens, ignore_eos=True)
+        self._engine.add_request(str(number), {"prompt_token_ids": prompt}, sampling)
+        self._counts[number] = 0
+
+    def step(self) -> Iterator[tuple[int, int]]:
+        for output in self._engine.step():
+            number, count = int(output.request_id), len(output.outputs[0].token_ids)
+            yield number, count - self._counts[number]
+            self._counts[number] = count
+
+    def is_busy(self) -> bool:
+        return bool(self._engine.has_unfinished_requests())
+
+    def give_up(self, numbers: list[int]) -> None:
+        self._engine.abort_request([str(number) for number in numbers])
 
 
 def load() -> tuple[str, Run]:
-    """With the sizes of steps that suit the workloads."""
-    sizes = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
-    engine = vllm.LLM(MODEL, dtype=DTYPE, enable_prefix_caching=True, seed=0, **sizes).llm_engine
-    numbers = iter(range(1 << 62))
-
-    def run(prompts: list[list[int]], output_tokens: int) -> list[Timeline]:
-        sampling = vllm.SamplingParams(temperature=0, max_tokens=output_tokens, ignore_eos=True)
-        times: dict[str, Timeline] = {}
-        for prompt in prompts:
-            name = str(next(numbers))
-            times[name] = (time.perf_counter(), [])
-            engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
-        while engine.has_unfinished_requests():
-            outputs = engine.step()
-            now = time.perf_counter()
-            for output in outputs:
-                came = times[output.request_id][1]
-                came.extend([now] * (len(output.outputs[0].token_ids) - len(came)))
-        return list(times.values())
-
-    return vllm.__version__, run
+    """It takes a while: its kernels are compiled."""
+    return vllm.__version__, stepwise(Engine())
 
 
 if __name__ == "__main__":
