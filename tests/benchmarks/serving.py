@@ -1,22 +1,28 @@
-"""Tokens per second of the whole system on this machine: run `make bench`; a table, a picture, then one JSON line.
+"""Tokens per second of the whole system on this machine: run `make bench`; tables, a picture, then one JSON line.
 
 Starts `tessera up` in each precision and puts `tessera bench` on it, in several rounds with other prompts. Client, gateway, scheduler, Redis and
-worker share the machine's cores. Beside each figure stands its part of what the machine's own limits allow, see `machine_limits`.
+worker share the machine's cores. Beside each figure stands its part of what the machine's own limits allow, see `machine_limits`. Last, what long
+prompts do to answers that stream beside them, see `prompts_beside`.
 """
 
 import argparse
 import json
 import os
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.live_system import PRECISIONS, measured, system, worker_environment
 from tests.benchmarks.machine_limits import Limits, ModelSize, measured_limits
-from tests.benchmarks.workloads import Workload, chosen
+from tests.benchmarks.prompts_beside import HEADS as PAUSES_HEADS
+from tests.benchmarks.prompts_beside import NAME as PAUSES
+from tests.benchmarks.prompts_beside import Pauses, measured_pauses
+from tests.benchmarks.workloads import WORKLOADS, Workload, chosen
 
 PICTURE = Path("build/bench.png")
+NAMES = [*(workload.name for workload in WORKLOADS), PAUSES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +91,12 @@ HEADS = (
 )
 
 
-def measure(model: str, precision: str, workloads: tuple[Workload, ...], rounds: int, limits: Limits) -> dict[str, Result]:
+def measure(model: str, precision: str, workloads: Sequence[Workload], rounds: int, limits: Limits) -> dict[str, Result]:
     """All workloads in one precision, by name; prints a row for each."""
     size, results = ModelSize.of(model), {}
     with system(["--model", model], worker_environment(precision)) as address:
         for workload in workloads:
-            told = [measured(address, workload, seed) for seed in range(rounds)]
+            told = [measured(address, workload, number) for number in range(rounds)]
             bound = limits.tokens_per_s(size, precision, workload)
             result = Result.of(told, bound, limits.binding(size, precision, workload))
             results[workload.name] = result
@@ -98,20 +104,47 @@ def measure(model: str, precision: str, workloads: tuple[Workload, ...], rounds:
     return results
 
 
-def main() -> None:
-    """Print a table, draw it, and print the figures as one JSON line."""
+def measure_pauses(model: str, precision: str, rounds: int) -> Pauses:
+    """The round with the median ratio, of a fresh system in one precision; prints its row."""
+    with system(["--model", model], worker_environment(precision)) as address:
+        rounds_of = sorted((measured_pauses(address, number) for number in range(rounds)), key=lambda pauses: pauses.ratio)
+    pauses = rounds_of[rounds // 2]
+    print(pauses.row(precision), flush=True)
+    return pauses
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="what `tessera up` serves: a dense model")
     parser.add_argument("--precisions", default=",".join(PRECISIONS), help="of the weights; default: %(default)s")
-    parser.add_argument("--workloads", default="", help="some of w1c1,w1c8,w1c32,w2,w3,w3warm; default: all")
+    parser.add_argument("--workloads", default=",".join(NAMES), help="default: %(default)s")
     parser.add_argument("--plot", type=Path, default=PICTURE, help="picture to draw; default: %(default)s")
-    arguments = parser.parse_args()
-    workloads, size = chosen(arguments.workloads), ModelSize.of(arguments.model)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Print tables, draw one, and print the figures as one JSON line."""
+    arguments = _arguments()
+    names, precisions = arguments.workloads.split(","), arguments.precisions.split(",")
+    told: dict[str, Any] = {}
+    workloads = [workload for name in names if name != PAUSES for workload in chosen(name)]
+    if workloads:
+        told |= _rates(arguments, precisions, workloads)
+    if PAUSES in names:
+        print(PAUSES_HEADS)
+        told[PAUSES] = {name: measure_pauses(arguments.model, name, arguments.rounds).told() for name in precisions}
+    cores = len(os.sched_getaffinity(0))
+    print(json.dumps({"benchmark": "serving", "model": arguments.model, "cores": cores, **told}))
+
+
+def _rates(arguments: argparse.Namespace, precisions: Sequence[str], workloads: Sequence[Workload]) -> dict[str, Any]:
+    """Of all workloads in all precisions, printed and drawn; for JSON."""
+    size = ModelSize.of(arguments.model)
     all_limits: dict[str, Limits] = {}
     results: dict[str, dict[str, Result]] = {}
     print(f"{HEADS}   (medians of {arguments.rounds} rounds, the rate with its spread; load before: {os.getloadavg()[0]:.1f})")
-    for precision in arguments.precisions.split(","):
+    for precision in precisions:
         limits = all_limits[precision] = measured_limits(size, precision)
         print(
             f"{precision:<6}this machine reads {limits.read_gb_per_s:.1f} GB/s ({limits.read_by}) and computes "
@@ -120,13 +153,12 @@ def main() -> None:
         results[precision] = measure(arguments.model, precision, workloads, arguments.rounds, limits)
     if _drawn(results, arguments.plot, arguments.model):
         print(f"drawn: {arguments.plot}")
-    told = {workload.name: {precision: of[workload.name].told() for precision, of in results.items()} for workload in workloads}
     machine = {
         precision: {"read_gb_per_s": round(limits.read_gb_per_s, 1), "gflop_per_s": round(limits.gflop_per_s, 1)}
         for precision, limits in all_limits.items()
     }
-    cores = len(os.sched_getaffinity(0))
-    print(json.dumps({"benchmark": "serving", "model": arguments.model, "cores": cores, "machine": machine, **told}))
+    told = {workload.name: {precision: of[workload.name].told() for precision, of in results.items()} for workload in workloads}
+    return {"machine": machine, **told}
 
 
 def _drawn(results: dict[str, dict[str, Result]], path: Path, model: str) -> bool:
