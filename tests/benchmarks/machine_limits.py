@@ -17,9 +17,10 @@ from model_worker.kernels.interface import Product
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.models.registry import build_model
 from model_worker.weights.open_model import open_model
+from tests.benchmarks.live_system import PRECISIONS
 from tests.benchmarks.workloads import Workload
 
-BYTES_PER_WEIGHT = {"f32": 4.0, "f16": 2.0, "int8": 1.125}
+BYTES_PER_WEIGHT = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "int8": 1.125}
 """int8: with a float32 scale for each 32."""
 
 MEASURE_S = 1.5
@@ -64,28 +65,32 @@ class Limits:
 
     def tokens_per_s(self, size: ModelSize, precision: str, workload: Workload) -> float:
         """Output tokens of a workload, see above."""
-        flop = 2 * (workload.computed_tokens * size.layers + workload.requests * size.head)
-        prompts_s = flop / (1e9 * self.gflop_per_s)
         decodes_s = (workload.output_tokens - 1) * self.decode_s(size, precision, workload.requests)
-        return workload.tokens_out / (prompts_s + decodes_s)
+        return workload.tokens_out / (self._prompts_s(size, workload) + decodes_s)
 
     def binding(self, size: ModelSize, precision: str, workload: Workload) -> str:
-        """Which of the two a decode step of the workload runs into."""
+        """Which of the two most of the workload's time goes into."""
         reading_s = size.bytes_in(precision) / (1e9 * self.read_gb_per_s)
-        return "reading" if self.decode_s(size, precision, workload.requests) <= reading_s else "multiplying"
+        is_reading = self.decode_s(size, precision, workload.requests) <= reading_s
+        decodes_s = (workload.output_tokens - 1) * reading_s
+        return "reading" if is_reading and decodes_s > self._prompts_s(size, workload) else "multiplying"
+
+    def _prompts_s(self, size: ModelSize, workload: Workload) -> float:
+        flop = 2 * (workload.computed_tokens * size.layers + workload.requests * size.head)
+        return flop / (1e9 * self.gflop_per_s)
 
 
 @torch.inference_mode()
 def measured_limits(size: ModelSize, precision: str) -> Limits:
-    """The better of torch and of our own kernels, each with all cores that this process may use."""
+    """The better of torch and of our own kernels, each with all cores that this process may use; of torch also the products of the instructions
+    that a precision may use: dot products of bfloat16 or of 8 bits where the processor has them."""
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     weight_bytes = size.bytes_in(precision)
     values = torch.ones(int(weight_bytes) // 4)
     reads = {"torch's sum": weight_bytes / _best_s(values.sum)}
     del values
-    square = torch.randn(SQUARE, SQUARE)
-    products = {"torch, f32": 2 * SQUARE**3 / _best_s(lambda: square @ square)}
+    products = {f"torch, {kind}": 2 * SQUARE**3 / _best_s(product) for kind, product in _torch_products(precision).items()}
     kernels = _own_kernels(precision, threads)
     if kernels is not None:
         large, row = _packed(kernels, (size.layers + size.head) // SQUARE), torch.randn(1, SQUARE)
@@ -97,12 +102,26 @@ def measured_limits(size: ModelSize, precision: str) -> Limits:
     return Limits(reads[read_by] / 1e9, read_by, products[gflop_by] / 1e9, gflop_by)
 
 
+def _torch_products(precision: str) -> dict[str, Callable[[], torch.Tensor]]:
+    """Of two squares. float32 is in all of them: a processor without the other dot products has no faster one."""
+    square = torch.randn(SQUARE, SQUARE)
+    products: dict[str, Callable[[], torch.Tensor]] = {"f32": lambda: square @ square}
+    if precision == "bf16":
+        half = square.bfloat16()
+        products["bf16"] = lambda: half @ half
+    if precision == "int8":
+        byte = torch.randint(-127, 128, (SQUARE, SQUARE), dtype=torch.int8)
+        products["int8"] = lambda: torch._int_mm(byte, byte)
+    return products
+
+
 def _own_kernels(precision: str, threads: int) -> CpuKernels | None:
     try:
         library = cpu_library(threads)
     except KernelsMissing:
         return None
-    return CpuKernels(library, torch.float32 if precision == "f32" else torch.float16, in_8_bits=precision == "int8")
+    options = PRECISIONS[precision]
+    return CpuKernels(library, getattr(torch, options["dtype"]), in_8_bits=options.get("quantization") == "int8")
 
 
 def _packed(kernels: CpuKernels, outputs: int) -> Product:

@@ -28,7 +28,7 @@ NAMES = [*(workload.name for workload in WORKLOADS), PAUSES]
 @dataclass(frozen=True, slots=True)
 class Result:
     """Of one workload in one precision: medians over the rounds, the rate with its lowest and highest; `bound` is the rate that the machine's
-    limits allow, `binding` the limit that decodes run into."""
+    limits allow, `binding` the limit that most of that time goes into."""
 
     rate: float
     lowest: float

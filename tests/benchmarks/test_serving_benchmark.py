@@ -48,6 +48,9 @@ def test_bounds_read_weights_once_a_step_or_multiply_every_row() -> None:
     prompt_s = 2 * (128 * 106e6 + 28e6) / 100e9
     assert limits.tokens_per_s(SIZE, "f16", one) == pytest.approx(128 / (prompt_s + 127 * reading_s))
     assert (limits.binding(SIZE, "f16", one), limits.binding(SIZE, "f16", many)) == ("reading", "multiplying")
+    (prompts,) = chosen("w2")
+    assert limits.decode_s(SIZE, "f16", prompts.requests) == pytest.approx(reading_s), "its few decodes read"
+    assert limits.binding(SIZE, "f16", prompts) == "multiplying", "but most of it is prompts"
 
 
 def test_a_shared_prefix_is_computed_once_and_a_cached_one_never() -> None:
