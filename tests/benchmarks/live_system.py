@@ -48,14 +48,15 @@ def system(arguments: list[str], environment: Mapping[str, str] | None = None) -
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | dict(environment or {})
         )
         try:
-            _wait_served(address, process)
+            wait_served(address, process)
             yield address
         finally:
             process.terminate()
             process.wait()
 
 
-def _wait_served(address: str, process: "subprocess.Popen[bytes]") -> None:
+def wait_served(address: str, process: "subprocess.Popen[bytes] | None" = None) -> None:
+    """Until it answers. Raises RuntimeError where `process` has ended, TesseraError where it takes too long."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     with Client(address) as client:
         while True:
@@ -63,7 +64,7 @@ def _wait_served(address: str, process: "subprocess.Popen[bytes]") -> None:
                 client.generate("Hello", max_tokens=1)
                 return
             except TesseraError:
-                if process.poll() is not None:
+                if process is not None and process.poll() is not None:
                     raise RuntimeError(
                         f"`tessera up` ended with status {process.returncode}: run it by hand to see why"
                     ) from None

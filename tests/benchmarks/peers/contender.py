@@ -43,6 +43,9 @@ class Run:
 class Contender(Protocol):
     """Runs workloads, one at a time, with prompts that follow from the number of the round."""
 
+    def wake(self) -> None:
+        """Its processes go on after having been stopped: return once it serves as before."""
+
     def run(self, workload: Workload, number: int, limit_s: float = math.inf) -> Run:
         """All requests at once; ended after `limit_s`, by those who can. Raises RuntimeError where an answer is not as asked."""
 

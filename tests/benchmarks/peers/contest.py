@@ -4,7 +4,8 @@ import math
 import statistics
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +14,11 @@ import psutil
 from tests.benchmarks.peers.contender import Contender, Run
 from tests.benchmarks.peers.field import Entry
 from tests.benchmarks.peers.install import InstallFailed
+from tests.benchmarks.peers.processes import children, resume, stop
 from tests.benchmarks.peers.ratios import LOST_BELOW, Rate, best_of, has_lost, ratios
 from tests.benchmarks.workloads import Workload
 
 WARM_UP = Workload("warm_up", 8, 128, 8)
-IDLE_S = 3.0
 
 HEADS = f"{'':<8}{'requests':<36}{'':<24}{'output tokens/s':>26}{'TTFT ms':>10}{'TPOT ms':>10}"
 
@@ -34,6 +35,7 @@ class Contest:
 
     entries: dict[str, Entry] = field(default_factory=dict)
     contenders: dict[str, Contender] = field(default_factory=dict)
+    processes: dict[str, set[psutil.Process]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     rates: dict[str, dict[str, Rate]] = field(default_factory=dict)
     lost: dict[str, set[str]] = field(default_factory=dict)
@@ -42,14 +44,29 @@ class Contest:
         """Install, start and warm one up; `stack` ends it."""
         say(f"{entry.name} ...")
         began_s = time.monotonic()
+        before = children()
         try:
             contender = stack.enter_context(entry.prepare()())
             contender.run(WARM_UP, 0)
         except (InstallFailed, OSError, RuntimeError) as error:
             self.leave_out(entry.name, error)
             return
+        processes = self.processes[entry.name] = children() - before
+        stop(processes)
+        stack.callback(resume, processes)  # before it is ended
         self.entries[entry.name], self.contenders[entry.name] = entry, contender
         say(f"  ready after {time.monotonic() - began_s:.0f} s")
+
+    @contextmanager
+    def turn_of(self, name: str) -> Iterator[Contender]:
+        """It alone may compute meanwhile. The others are stopped: even what they do now and then while idle costs who computes with threads that
+        wait for each other a fifth of its speed."""
+        resume(self.processes[name])
+        try:
+            self.contenders[name].wake()
+            yield self.contenders[name]
+        finally:
+            stop(self.processes[name])
 
     def measure(self, workload: Workload, rounds: int) -> None:
         """All of them in turn, `rounds` times; prints a row for each. In the first round a peer is ended as soon as it has lost to one before
@@ -62,7 +79,8 @@ class Contest:
             for name in names[first:] + names[:first]:
                 limit_s = math.inf if number else self._limit_s(name, workload, runs)
                 try:
-                    runs[name].append(self.contenders[name].run(workload, number, limit_s))
+                    with self.turn_of(name) as contender:
+                        runs[name].append(contender.run(workload, number, limit_s))
                 except (OSError, RuntimeError) as error:
                     self.leave_out(name, error)
             if number == 0:
@@ -130,16 +148,3 @@ def _row(workload: Workload, rate: Rate, runs: list[Run], is_lost: bool) -> str:
     ttft_ms, tpot_ms = statistics.median(run.ttft_ms.mean for run in runs), statistics.median(run.tpot_ms for run in runs)
     row = f"{workload.name:<8}{workload.words:<36}{rate.name:<24}{spread:>26}{ttft_ms:>10.0f}{tpot_ms:>10.1f}"
     return row if runs[0].is_whole else f"{row}   stopped after {runs[0].seconds:.0f} s, having lost"
-
-
-def idle_cores() -> float:
-    """What all processes below this one compute on while nobody asks them anything."""
-    below = psutil.Process().children(recursive=True)
-    before_s = sum(_cpu_s(process) for process in below)
-    time.sleep(IDLE_S)
-    return (sum(_cpu_s(process) for process in below) - before_s) / IDLE_S
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)

@@ -25,6 +25,9 @@ class Driven:
         self._model = model
         self.version = str(self._answer()["version"])
 
+    def wake(self) -> None:
+        """See `Contender`; it is asked when it reads."""
+
     def run(self, workload: Workload, number: int, limit_s: float = math.inf) -> Run:
         """See `Contender`."""
         if workload.is_warm:

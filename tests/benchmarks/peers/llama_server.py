@@ -29,6 +29,9 @@ class LlamaServer:
         self._port = port
         self._model = model
 
+    def wake(self) -> None:
+        """See `Contender`; it is asked when it listens."""
+
     def run(self, workload: Workload, number: int, limit_s: float = math.inf) -> Run:
         """See `Contender`."""
         if workload.is_warm:

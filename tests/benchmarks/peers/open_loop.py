@@ -83,7 +83,8 @@ class OpenLoop:
         if name not in self._contest.contenders:
             return None
         try:
-            run = self._contest.contenders[name].serve(self._workload, number, rate)
+            with self._contest.turn_of(name) as contender:
+                run = contender.serve(self._workload, number, rate)
         except (OSError, RuntimeError) as error:
             self._contest.leave_out(name, error)
             return None

@@ -4,8 +4,8 @@ vLLM, llama.cpp, OpenVINO GenAI and transformers are installed below one folder 
 time); one that cannot be is named and left out. All load the weights of the same GGUF file and answer the very prompts of `make bench`. The
 others run in the form that is fastest: as an engine within a process, llama.cpp as its server. The product runs whole.
 
-Everyone is started once. Then, workload by workload, they take turns in so many rounds, in another order every round, while the rest does
-nothing. A peer with less than half of the best rate of its class in the first round has no second one. What is told are medians over the
+Everyone is started once. Then, workload by workload, they take turns in so many rounds, in another order every round, while the processes of
+the rest are stopped. A peer with less than half of the best rate of its class in the first round has no second one. What is told are medians over the
 rounds. A ratio compares the product with the best peer whose weights have at least as many bits. Last, in `open`, requests come by themselves,
 at 70 % of what a contender can serve, and the time to the first token counts.
 """
@@ -21,7 +21,7 @@ from gateway.tokenizer_source import load_tokenizer
 from tessera.values.known_models import locate
 from tessera.values.model import ModelInfo
 from tests.benchmarks.load.stage import machine
-from tests.benchmarks.peers.contest import HEADS, Contest, idle_cores, say
+from tests.benchmarks.peers.contest import HEADS, Contest, say
 from tests.benchmarks.peers.field import Entry, field
 from tests.benchmarks.peers.install import Home, InstallFailed
 from tests.benchmarks.peers.open_loop import NAME as OPEN
@@ -77,12 +77,11 @@ def _measured(
     contest: Contest, workloads: tuple[Workload, ...], arguments: argparse.Namespace, is_open: bool
 ) -> dict[str, Any]:
     """All workloads; prints them. For JSON."""
-    idle, load = idle_cores(), os.getloadavg()[0]
-    print(f"while nobody is asked, all of them together compute on {idle:.2f} cores")
+    load = os.getloadavg()[0]
     print(f"{HEADS}   (medians of {arguments.rounds} rounds, the rate with its spread; load before: {load:.1f})")
     for workload in workloads:
         contest.measure(workload, arguments.rounds)
-    told: dict[str, Any] = {"idle_cores": round(idle, 3)}
+    told: dict[str, Any] = {}
     if is_open:
         told["open_loop"] = OpenLoop(contest, arguments.open_requests).measure()
     return told | {"tokens_per_s": contest.told()}

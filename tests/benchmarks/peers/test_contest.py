@@ -30,6 +30,9 @@ class Fake:
     limits_s: list[float] = field(default_factory=list)
     served: list[float] = field(default_factory=list)
 
+    def wake(self) -> None:
+        pass
+
     def run(self, workload: Workload, number: int, limit_s: float = math.inf) -> Run:
         if workload.name != "warm_up":
             self.order.append(self.name)
