@@ -166,7 +166,7 @@ bench-invariant: setup ## Measure what the batch-invariant mode costs (minutes; 
 	@$(BIN)/python tests/benchmarks/invariant.py $(ARGS)
 
 .PHONY: bench-peers
-bench-peers: setup ## Install vLLM, llama.cpp, OpenVINO and transformers below PEERS_HOME, and compare with them in turns (an hour, and half an hour of compiling the first time; ARGS=--help; ends with a JSON line)
+bench-peers: setup ## Install vLLM, llama.cpp, OpenVINO and transformers below PEERS_HOME, and compare with them in turns (half an hour, and as long for compiling the first time; ARGS=--help; ends with a JSON line)
 	@$(BIN)/python -m tests.benchmarks.peers.run $(if $(TORCH),--torch '$(TORCH)') $(ARGS)
 
 .PHONY: bench-sampling

@@ -3,7 +3,7 @@
 import json
 import math
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,9 +59,16 @@ class Driven:
 
 
 @contextmanager
-def driven(python: Path, driver: str, arguments: Sequence[object], log: Path, model: ModelInfo) -> Iterator[Contender]:
-    """One that is loaded. Raises RuntimeError where it does not load."""
+def driven(
+    python: Path,
+    driver: str,
+    arguments: Sequence[object],
+    log: Path,
+    model: ModelInfo,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Contender]:
+    """One that is loaded, with `environment` beside that of this process. Raises RuntimeError where it does not load."""
     command = [python, DRIVERS / driver, *arguments]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with process(command, log, {"VLLM_CACHE_ROOT": str(log.parent.with_name("vllm-cache"))}, **pipes) as started:
+    with process(command, log, environment, **pipes) as started:
         yield Driven(started, log, model)

@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,8 @@ class _Seats:
     def vllm(self, dtype: str) -> Callable[[], Open]:
         def prepare() -> Open:
             python, folder = install_vllm(self.home), model_folder(self.home, dtype)
-            return self._driven(python, "vllm_engine", folder, dtype)
+            environment = {"VLLM_CACHE_ROOT": str(self.home.folder / "vllm-cache"), "LD_PRELOAD": _preloaded(python)}
+            return self._driven(python, "vllm_engine", folder, dtype, environment)
 
         return prepare
 
@@ -102,9 +104,19 @@ class _Seats:
 
         return prepare
 
-    def _driven(self, python: Path, driver: str, weights: Path, dtype: str) -> Open:
+    def _driven(
+        self, python: Path, driver: str, weights: Path, dtype: str, environment: Mapping[str, str] | None = None
+    ) -> Open:
         arguments = (weights, dtype, len(os.sched_getaffinity(0)))
-        return lambda: driven(python, f"{driver}.py", arguments, self._log(f"{driver}-{dtype}-{weights.name}"), self.model)
+        log = self._log(f"{driver}-{dtype}-{weights.name}")
+        return lambda: driven(python, f"{driver}.py", arguments, log, self.model, environment)
 
     def _log(self, name: str) -> Path:
         return self.home.folder / "logs" / f"{name}.log"
+
+
+def _preloaded(python: Path) -> str:
+    """What vLLM asks for, and is some per cent faster with: Intel's OpenMP, which its environment has, and tcmalloc where the system has it."""
+    openmp = python.parent.parent / "lib/libiomp5.so"
+    libraries = [find_library("tcmalloc_minimal"), str(openmp) if openmp.exists() else None]
+    return ":".join(library for library in libraries if library)
