@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from tessera.client import TesseraError
 from tests.benchmarks.peers.contender import Contender, Run
 from tests.benchmarks.peers.field import Entry
 from tests.benchmarks.peers.install import InstallFailed
@@ -19,6 +21,9 @@ from tests.benchmarks.peers.ratios import LOST_BELOW, Rate, best_of, has_lost, r
 from tests.benchmarks.workloads import Workload
 
 WARM_UP = Workload("warm_up", 8, 128, 8)
+
+FAILURES = (OSError, RuntimeError, subprocess.SubprocessError, TesseraError)
+"""What an engine that fails is known by: its driver, its server, `tessera bench`, the product's client."""
 
 HEADS = f"{'':<8}{'requests':<36}{'':<24}{'output tokens/s':>26}{'TTFT ms':>10}{'TPOT ms':>10}"
 
@@ -48,7 +53,7 @@ class Contest:
         try:
             contender = stack.enter_context(entry.prepare()())
             contender.run(WARM_UP, 0)
-        except (InstallFailed, OSError, RuntimeError) as error:
+        except (InstallFailed, *FAILURES) as error:
             self.leave_out(entry.name, error)
             return
         processes = self.processes[entry.name] = children() - before
@@ -81,7 +86,7 @@ class Contest:
                 try:
                     with self.turn_of(name) as contender:
                         runs[name].append(contender.run(workload, number, limit_s))
-                except (OSError, RuntimeError) as error:
+                except FAILURES as error:
                     self.leave_out(name, error)
             if number == 0:
                 lost = self._losers(runs)

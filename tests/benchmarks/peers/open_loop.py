@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.benchmarks.peers.contender import Run
-from tests.benchmarks.peers.contest import Contest, say
+from tests.benchmarks.peers.contest import FAILURES, Contest, say
 from tests.benchmarks.peers.field import Entry
 from tests.benchmarks.peers.ratios import CLASSES
 from tests.benchmarks.workloads import chosen
@@ -85,7 +85,7 @@ class OpenLoop:
         try:
             with self._contest.turn_of(name) as contender:
                 run = contender.serve(self._workload, number, rate)
-        except (OSError, RuntimeError) as error:
+        except FAILURES as error:
             self._contest.leave_out(name, error)
             return None
         served = Served(name, self._capacity(name), rate, run)

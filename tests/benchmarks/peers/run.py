@@ -13,6 +13,8 @@ at 70 % of what a contender can serve, and the time to the first token counts.
 import argparse
 import json
 import os
+import signal
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Print tables, and the ratios as one JSON line. The exit status is 1 where there is nothing to compare."""
     arguments = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # those that are stopped are ended too
     names = arguments.workloads.split(",")
     workloads = chosen(",".join(name for name in names if name != OPEN)) if names != [OPEN] else ()
     at, tokenizer = Home(arguments.home.absolute(), locate(MODEL), arguments.torch, say), load_tokenizer(locate(MODEL))

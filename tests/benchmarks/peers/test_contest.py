@@ -1,6 +1,7 @@
 """Who runs when in a comparison, who need not run again, and what requests that come by themselves are compared by."""
 
 import math
+import subprocess
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
@@ -101,3 +102,19 @@ def test_the_open_loop_has_each_at_its_own_rate_and_two_at_the_same() -> None:
     assert (of_class["ours"], of_class["peer"]) == ("ours", "weak")
     assert (of_class["ttft_p50_own_rate"], of_class["ttft_p50_same_rate"]) == (1.0, 0.5)
     assert told["contenders"]["ours"]["rate_per_s"] == 7.0
+
+
+@dataclass
+class Failing(Fake):
+    """Fails in its second round."""
+
+    def run(self, workload: Workload, number: int, limit_s: float = math.inf) -> Run:
+        if number:
+            raise subprocess.CalledProcessError(1, "tessera bench")
+        return super().run(workload, number, limit_s)
+
+
+def test_who_fails_is_left_out_and_the_rest_goes_on() -> None:
+    contest = contest_of(Failing("failing", 32, 100.0), Fake("other", 32, 90.0))
+    contest.measure(SHORT, 2)
+    assert list(contest.rates["short"]) == ["other"] and "exit status 1" in contest.failed["failing"]
