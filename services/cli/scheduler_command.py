@@ -53,8 +53,8 @@ _TEXTS: dict[str, Text | None] = {
         "FACTOR",
     ),
     "itl_target_ms": Text(
-        "Most time between two tokens: of a long prompt a step computes only as much as is expected to fit into it, with chunked prefill; "
-        "0 is no cap.",
+        "Most time between two tokens of an answer that streams when a prompt comes: of that prompt a step computes only as much as is expected to "
+        "fit into it, with chunked prefill; 0 is no cap.",
         "MS",
     ),
     "num_speculative_tokens": Text(

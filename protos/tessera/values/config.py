@@ -69,7 +69,7 @@ class Config:
     long_prefill_token_threshold: int = 0  # most tokens of one prompt per step, where prompts are chunked; 0 is no cap
     policy: str = "mixed"  # one of POLICIES
     scheduler_delay_factor: float = 0.0  # new requests wait until the oldest has waited for so many prefill steps; 0 is off
-    itl_target_ms: int = 0  # prefills share a step with decodes only as far as it is to take no longer; 0 is no cap
+    itl_target_ms: int = 100  # a prompt shares a step with earlier answers only as far as it is to take no longer; 0 is no cap
     num_speculative_tokens: int = 0  # most draft tokens (k) of one sequence per step: a decode computes up to 1 + k positions
     max_batches_in_flight: int = 2  # 2: the next batch leaves before the last output is known
     lockstep: bool = False  # the workers are one group (expert parallelism): a step goes to all, idle ones compute a dummy run

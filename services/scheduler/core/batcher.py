@@ -61,7 +61,7 @@ class Batcher:
         num_before, strong = len(plan.sequences), self._lifecycle.suspects.strong
         if plan.num_decodes == len(replica.running) and not self._waiting:
             return False
-        self._pace(replica, plan, step.running)
+        self._pace(step)
         if plan.num_decodes < len(replica.running):
             self._add_prefills(replica, plan, step.prefills)
         while self._waiting and not plan.is_full and self._has_waited(replica, step.now_us):
@@ -82,13 +82,18 @@ class Batcher:
                 step.running.append(sequence)
                 step.prefills.append(sequence)
 
-    def _pace(self, replica: Replica, plan: StepPlan, running: Items[Sequence]) -> None:
-        """Where decodes would wait for this step, leave it only as many positions as are expected to take `itl_target_ms`."""
+    def _pace(self, step: "_Step") -> None:
+        """Where decodes would wait for a prompt that came after their first token, leave this step only as many positions as are expected to
+        take `itl_target_ms`. Prompts that came before it are not held back: of a burst, those who are answered first wait for the rest."""
         target_us = 1000 * self._config.itl_target_ms
         if not target_us or not self._config.enable_chunked_prefill:
             return
-        if plan.num_decodes or any(sequence.next_decode() is not None for sequence in running):
-            plan.tokens_left = min(plan.tokens_left, replica.step_times.prefill_positions_max(target_us))
+        times = step.replica.step_times
+        streaming = next((sequence for sequence in step.running if sequence.output_len), None)
+        prompt = step.prefills[0] if step.prefills else self._waiting.oldest
+        if streaming is None or prompt is None or prompt.arrived_us < streaming.first_token_us or not times.has_prefills:
+            return
+        step.plan.tokens_left = min(step.plan.tokens_left, times.prefill_positions_max(target_us))
 
     def _has_waited(self, replica: Replica, now_us: int) -> bool:
         """ATOM's delay: somebody is admitted only when the oldest who waits has waited longer than the last prefill step took, times

@@ -271,6 +271,11 @@ class Sequence:
             trace_context=self.submission.trace_context,
         )
 
+    @property
+    def first_token_us(self) -> int:
+        """When its first output token came; when it came itself as long as there is none, or where that is not known."""
+        return self.arrived_us + self.timings.ttft_us
+
     def note_admission(self, now_us: int) -> None:
         """The first admission ends the time in the queue."""
         if self.attempt == 0 and not self.timings.queue_us:

@@ -4,7 +4,8 @@ CHUNK_MIN = 16
 """A step computes so many prefill positions whatever they take, so that every prompt gets on. A slow CPU computes them in some 50 ms."""
 
 GROWTH_MAX = 4
-"""A chunk is at most so many times as long as the last one: a rate says little about much longer ones, and one short measurement little at all."""
+"""A chunk is at most so many times as long as all that the rate is from: it says little about much longer ones, and one short measurement little
+at all."""
 
 MEMORY = 0.75
 """What a step's time still counts after the next one: prompts get slower towards their ends, and machines busier."""
@@ -17,14 +18,18 @@ class StepTimes:
     chunk is still better than the last: it is scaled by what that had to take, over what it took.
     """
 
-    __slots__ = ("_decode_us", "_last_chunk", "_prefill_positions", "_prefill_us", "last_prompt_us")
+    __slots__ = ("_decode_us", "_prefill_positions", "_prefill_us", "last_prompt_us")
 
     def __init__(self) -> None:
         self.last_prompt_us = 0  # the latency of the last step with a prefill; 0: none yet
         self._decode_us = 0.0  # of a step with nothing but decodes; 0: not known
-        self._last_chunk = 0
         self._prefill_us = 0.0  # sums over steps, the older ones fading
         self._prefill_positions = 0.0
+
+    @property
+    def has_prefills(self) -> bool:
+        """Whether any were timed."""
+        return self._prefill_positions > 0
 
     def answered(self, num_decodes: int, prefill_positions: int, compute_us: int, latency_us: int) -> None:
         """A step's output came, which the worker computed in `compute_us` (0: not told); for `latency_us` no other was before it."""
@@ -39,13 +44,12 @@ class StepTimes:
         if num_decodes:
             self._decode_us = min(self._decode_us, compute_us)
             compute_us -= int(self._decode_us)
-        self._last_chunk = prefill_positions
         self._prefill_us = MEMORY * self._prefill_us + compute_us
         self._prefill_positions = MEMORY * self._prefill_positions + prefill_positions
 
     def prefill_positions_max(self, target_us: int) -> int:
         """How many prefill positions a step with decodes may have to take about `target_us`; at least `CHUNK_MIN`."""
-        most = GROWTH_MAX * self._last_chunk
+        most = int(GROWTH_MAX * self._prefill_positions)
         if self._prefill_us:
             most = min(most, int((target_us - self._decode_us) * self._prefill_positions / self._prefill_us))
         return max(CHUNK_MIN, most)

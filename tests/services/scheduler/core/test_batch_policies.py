@@ -328,6 +328,32 @@ def test_a_long_prompt_does_not_stall_decodes_on_a_slow_device(policy: str) -> N
     assert sum(taken) <= 1.6 * (800 * 2000) + 200_000, "the prompt itself must not crawl"
 
 
+def test_of_prompts_that_came_together_none_is_held_back_by_who_is_answered_first() -> None:
+    """A burst: the first answer began after the other prompts came, so it waits for them; a prompt that comes later waits for it."""
+    rig = rig_of(512, num_blocks=600, itl_target_ms=100)
+    for number in (1, 2, 3):
+        rig.submit(number, numbers(500, number), max_tokens=100, ignore_eos=True)
+    chunks = []
+    while not (rig.output(1) and rig.output(2) and rig.output(3)):
+        batch, _ = timed_step(rig, 20_000, 2000)
+        chunks.append(int(batch.num_scheduled_tokens[batch.num_decodes :].sum()))
+    assert max(chunks[1:]) >= 500, chunks
+    rig.submit(4, numbers(800, 9), max_tokens=2)
+    batch, us = timed_step(rig, 20_000, 2000)
+    assert batch.num_decodes == 3 and us <= 130_000, "512 positions would take a second"
+
+
+def test_nothing_is_capped_before_a_prompt_was_timed() -> None:
+    """Outputs of a worker that does not tell its times, or has told none yet."""
+    rig = rig_of(512, num_blocks=600, itl_target_ms=100)
+    rig.submit(1, numbers(40), max_tokens=100)
+    rig.step()
+    rig.step()
+    rig.submit(2, numbers(800, 3), max_tokens=2)
+    batch = rig.schedule()
+    assert batch is not None and batch.num_scheduled_tokens.tolist() == [1, 511]
+
+
 def test_nothing_is_capped_while_nobody_decodes() -> None:
     rig = rig_of(512, num_blocks=600, itl_target_ms=1)
     rig.submit(1, numbers(800), max_tokens=2)

@@ -35,10 +35,18 @@ def test_chunks_grow_until_a_step_takes_as_long_as_it_may(position_us: int, deco
     assert taken[-1] >= 0.9 * TARGET_US
 
 
-def test_a_chunk_is_at_most_a_few_times_as_long_as_the_last() -> None:
+def test_a_chunk_is_at_most_a_few_times_as_long_as_those_that_were_timed() -> None:
     times = StepTimes()
     times.answered(0, 10, 1, 1)  # a clock too coarse for it
     assert times.prefill_positions_max(TARGET_US) == GROWTH_MAX * 10
+
+
+def test_a_short_chunk_between_others_does_not_make_the_next_one_short() -> None:
+    """The last piece of a prompt: what is known of the longer ones before it counts on."""
+    times, _ = device(20_000, 500, chunks=10)
+    before = times.prefill_positions_max(TARGET_US)
+    times.answered(4, 1, 20_500, 20_500)
+    assert times.prefill_positions_max(TARGET_US) == pytest.approx(before, rel=0.02)
 
 
 def test_where_decodes_alone_take_the_whole_time_prompts_still_get_on() -> None:
