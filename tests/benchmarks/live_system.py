@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from model_worker.kernels.cpu.library import multiplies_bfloat16
 from tessera.client import Client, TesseraError
 from tests.benchmarks.workloads import Workload
 
@@ -21,9 +22,10 @@ START_TIMEOUT_S = 120
 PRECISIONS: dict[str, dict[str, str]] = {
     "f32": {"kernels": "cpu", "dtype": "float32"},
     "f16": {"kernels": "cpu", "dtype": "float16"},
+    **({"bf16": {"kernels": "cpu", "dtype": "bfloat16"}} if multiplies_bfloat16() else {}),
     "int8": {"kernels": "cpu", "dtype": "float16", "quantization": "int8"},
 }
-"""Options of the worker."""
+"""Options of the worker. bfloat16 where the processor multiplies it: there it is the default of 16 bits."""
 
 
 def worker_options(precision: str) -> list[str]:

@@ -20,7 +20,7 @@ from model_worker.weights.open_model import open_model
 from tests.benchmarks.live_system import PRECISIONS
 from tests.benchmarks.workloads import Workload
 
-BYTES_PER_WEIGHT = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "int8": 1.125}
+BYTES_PER_WEIGHT = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "int8": 1.0625}
 """int8: with a float32 scale for each 32."""
 
 MEASURE_S = 1.5
