@@ -11,6 +11,7 @@ _COMMANDS = {
     "generate": ("services.cli.generate_command", "Send a prompt to a running gateway and stream the answer."),
     "chat": ("services.cli.chat_command", "Talk with the model behind a running gateway."),
     "admin": ("services.cli.admin_command", "See and steer a running group: its load, requests, prefix cache, workers."),
+    "health": ("services.cli.health_command", "Ask one process how it is, as probes of containers do."),
     "bench": ("services.cli.bench_command", "Measure how fast running gateways answer."),
     "gateway": ("services.cli.gateway_command", "Run one gateway: the public API, text to tokens and back."),
     "scheduler": ("services.cli.scheduler_command", "Run one scheduler: every request's state, and what each step computes."),
