@@ -115,3 +115,19 @@ def test_setup_goes_on_without_them(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(builder, "processor_flags", lambda: frozenset())
     builder.main()
     assert "no AVX2" in capsys.readouterr().out
+
+
+def test_an_image_gets_every_level_or_is_not_made(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(builder.sys, "argv", ["build", "--all"])
+    monkeypatch.setattr(builder, "processor_flags", frozenset)
+    compiler(tmp_path, 'echo made > "$out"', monkeypatch)
+    builder.main()
+    made = sorted(library_path(level) for level in LEVELS)
+    assert sorted(folder.iterdir()) == made
+    assert capsys.readouterr().out.count("ok  ") == len(LEVELS)
+    made[0].unlink()
+    compiler(tmp_path, "echo no such option >&2; exit 1", monkeypatch)
+    with pytest.raises(SystemExit, match="no such option"):
+        builder.main()

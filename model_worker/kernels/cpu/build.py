@@ -1,4 +1,7 @@
-"""Compile the kernels: `python -m model_worker.kernels.cpu.build`. `make setup` does it; without a compiler workers compute with torch alone."""
+"""Compile the kernels: `python -m model_worker.kernels.cpu.build`. `make setup` does it; without a compiler workers compute with torch alone.
+
+`--all` compiles for every level instead of this machine's: what builds an image does not know where it will run, and no compiler goes along.
+"""
 
 import hashlib
 import os
@@ -100,8 +103,20 @@ def _compile(compiler: str, level: Level, target: Path) -> None:
         raise BuildFailed(f"{' '.join(command)}\n{done.stderr.strip()[-4000:]}")
 
 
+def _build_all() -> None:
+    """Compile for every level, and say so; ends the process with status 1 where one fails."""
+    try:
+        for level in LEVELS:
+            print(f"ok  {build(level).name}")
+    except BuildFailed as error:
+        sys.exit(f"CPU kernels were not compiled.\n{error}")
+
+
 def main() -> None:
     """Compile for this machine, and say how it went: on one that cannot, that is no failure."""
+    if sys.argv[1:] == ["--all"]:
+        _build_all()
+        return
     level = level_of(processor_flags())
     if level is None:
         print("this processor has no AVX2: workers compute with torch alone")
