@@ -1,4 +1,4 @@
-"""Every call of a server, counted by service, method and code, under the names of go-grpc-prometheus."""
+"""Every call of a server, counted by service, method and code, under the names of go-grpc-prometheus; and why calls were refused."""
 
 import asyncio
 import time
@@ -9,7 +9,9 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from services.rpc.errors import ServiceError
 from services.rpc.handler_wrapping import status_code_of, wrapped_handler
+from services.rpc.status import code_of
 
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -30,6 +32,12 @@ class CallMetrics(grpc.aio.ServerInterceptor):
             buckets=SECONDS,
             registry=registry,
         )
+        text = "Calls that were refused, or ended by an error that their clients are told of, by its reason."
+        self._refused = Counter("tessera:refused_calls", text, ("grpc_code", "reason"), registry=registry)
+
+    def note_refusal(self, error: ServiceError) -> None:
+        """A call ends with `error`. Its reason is a label, so reasons are words of ours, never a caller's."""
+        self._refused.labels(_spelled(code_of(error)), error.reason).inc()
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Wrap the handler found for this call."""
@@ -69,4 +77,8 @@ def _code_of(context: Any, default: grpc.StatusCode) -> str:
     code = status_code_of(context, default)
     if code is grpc.StatusCode.OK:
         return "OK"
+    return _spelled(code)
+
+
+def _spelled(code: grpc.StatusCode) -> str:
     return "Canceled" if code is grpc.StatusCode.CANCELLED else str(code.name).title().replace("_", "")

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import structlog
@@ -15,13 +15,19 @@ from services.rpc.status import INTERNAL_TEXT, code_of, status_of
 
 _log = structlog.get_logger()
 
+Note: TypeAlias = Callable[[ServiceError], None]
+
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler: a ServiceError ends the call with its status, any other exception with INTERNAL and a fixed text.
 
     Cancellation, and an abort that a handler made itself, pass. Handlers are coroutines, or asynchronous generators for
-    streamed answers; `intercept_service` returns before the call runs, so the handler's own function is wrapped.
+    streamed answers; `intercept_service` returns before the call runs, so the handler's own function is wrapped. `note` gets
+    each ServiceError that ends a call.
     """
+
+    def __init__(self, note: Note | None = None) -> None:
+        self._note = note
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Wrap the handler found for this call."""
@@ -33,7 +39,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         deserialize = handler.request_deserializer
         guard = _guard_stream if inspect.isasyncgenfunction(function) else _guard_call
         return getattr(grpc, f"{kind}_rpc_method_handler")(
-            guard(function, handler_call_details.method),
+            guard(function, handler_call_details.method, self._note),
             request_deserializer=deserialize if handler.request_streaming else _deferring(deserialize),
             response_serializer=handler.response_serializer,
         )
@@ -63,29 +69,33 @@ def _decoded(request: Any) -> Any:
     return request
 
 
-def _guard_call(function: Callable[[Any, Any], Awaitable[Any]], method: str) -> Callable[[Any, Any], Awaitable[Any]]:
+def _guard_call(
+    function: Callable[[Any, Any], Awaitable[Any]], method: str, note: Note | None
+) -> Callable[[Any, Any], Awaitable[Any]]:
     async def guarded(request: Any, context: Any) -> Any:
         try:
             return await function(_decoded(request), context)
         except Exception as error:  # noqa: BLE001 - every failure ends as a status, here and nowhere else
-            await _end(error, method, context)
+            await _end(error, method, context, note)
 
     return guarded
 
 
-def _guard_stream(function: Callable[[Any, Any], AsyncIterator[Any]], method: str) -> Callable[[Any, Any], AsyncIterator[Any]]:
+def _guard_stream(
+    function: Callable[[Any, Any], AsyncIterator[Any]], method: str, note: Note | None
+) -> Callable[[Any, Any], AsyncIterator[Any]]:
     async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
             async with aclosing(function(_decoded(request), context)) as responses:  # type: ignore[type-var]
                 async for response in responses:
                     yield response
         except Exception as error:  # noqa: BLE001 - every failure ends as a status, here and nowhere else
-            await _end(error, method, context)
+            await _end(error, method, context, note)
 
     return guarded
 
 
-async def _end(error: Exception, method: str, context: Any) -> NoReturn:
+async def _end(error: Exception, method: str, context: Any, note: Note | None) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if isinstance(error, ServiceError):
@@ -93,6 +103,8 @@ async def _end(error: Exception, method: str, context: Any) -> NoReturn:
         error.__traceback__ = error.__context__ = None
         code, text, trailers = status_of(error)
         _log.debug("call refused", method=method, code=code_of(error).name, reason=error.reason)
+        if note is not None:
+            note(error)
         await _abort(context, code, text, trailers)
     _log.error("a handler failed", method=method, exc_info=error)
     await _abort(context, grpc.StatusCode.INTERNAL, INTERNAL_TEXT, ())

@@ -123,7 +123,7 @@ class RpcServer:
         self._metrics = metrics
         self._roles: dict[str, Role] = {}
         interceptors: list[grpc.aio.ServerInterceptor] = [
-            ErrorInterceptor(),
+            ErrorInterceptor(metrics.calls.note_refusal if metrics is not None else None),
             AccessInterceptor(config.gatekeeper(), self._roles),
         ]
         if tracing is not None:

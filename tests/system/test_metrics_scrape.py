@@ -47,7 +47,7 @@ def shown(role: str, families: list[Metric]) -> dict[str, str]:
     for family in families:
         name = f"{family.name}_total" if family.type == "counter" else family.name
         if not name.startswith("process_"):
-            where = "each" if name.startswith("grpc_") else role
+            where = "each" if name.startswith(("grpc_", "tessera:refused_calls")) else role
             rows[name] = f"| {where} | `{name}` | {family.type} | {family.documentation} |"
     return rows
 
@@ -75,6 +75,7 @@ def test_what_a_client_did_is_counted(scraped: Stack) -> None:
     assert value(scraped.gateway, "tessera:gateway_connected") == 1
     codes = {code: value(scraped.gateway, "grpc_server_handled_total", grpc_code=code) for code in ("NotFound", "Internal")}
     assert codes == {"NotFound": 1, "Internal": 0}
+    assert value(scraped.gateway, "tessera:refused_calls_total", reason="MODEL_NOT_FOUND", grpc_code="NotFound") == 1
     assert value(scraped.worker, "tessera:worker_step_seconds_count", phase="prefill") >= 1
     assert value(scraped.worker, "tessera:worker_step_seconds_count", phase="decode") >= 5
 

@@ -27,6 +27,8 @@ class Calls(inference_pb2_grpc.InferenceServiceServicer):
     async def GetModel(self, request, context):
         if request.model == "gone":
             raise errors.NotFound("gone", reason="GONE")
+        if request.model == "full":
+            raise errors.Overloaded("full", reason="OVERLOADED", retry_after_ms=1)
         if request.model == "bug":
             raise KeyError("secret")
         if request.model == "own":
@@ -92,6 +94,26 @@ def test_calls_are_counted_by_method_and_code(run_async):
         assert by_code == {"OK": 1, "NotFound": 1, "Internal": 1, "ResourceExhausted": 1}
         assert value(samples, "grpc_server_handled_total", grpc_method="StreamGenerate", grpc_code="Canceled") == 1
         assert value(samples, "grpc_server_handling_seconds_count", grpc_method="GetModel") == 4
+
+    run_async(scenario())
+
+
+def test_refusals_are_counted_by_reason(run_async):
+    async def scenario():
+        async with serving() as (metrics, channel):
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            for model in ("full", "full", "gone", "bug", "own", ""):
+                try:
+                    await stub.GetModel(inference_pb2.GetModelRequest(model=model))
+                except grpc.aio.AioRpcError:
+                    pass
+            samples = await scrape(metrics)
+        refused = {
+            (one.labels["grpc_code"], one.labels["reason"]): one.value
+            for one in samples
+            if one.name == "tessera:refused_calls_total"
+        }
+        assert refused == {("ResourceExhausted", "OVERLOADED"): 2, ("NotFound", "GONE"): 1}
 
     run_async(scenario())
 
