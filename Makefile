@@ -113,6 +113,10 @@ sampling-table: setup ## Write the tables of docs/sampling.md again, from the li
 aiter-table: setup ## Write the tables of docs/aiter.md again: what proves each of AITER's kernels
 	@$(BIN)/python -m tests.aiter_table
 
+.PHONY: image-locks
+image-locks: setup ## Pin the packages of the images again, to the versions in VENV
+	@$(BIN)/python -m tests.image_locks
+
 .PHONY: parity
 parity: setup ## Compare greedy outputs with transformers on the same weights, in every mode (minutes; ends with a JSON line)
 	@$(BIN)/python -m tests.parity.run $(ARGS)
