@@ -14,6 +14,7 @@ from role_process import RoleProcess
 from stream_reader import wait_until
 
 from tessera.client import Client, NotFound
+from tests.deploy.promql_queries import OF_PROMETHEUS, OF_TARGETS, selections
 
 METRICS = ["--metrics-listen", "127.0.0.1:0"]
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
@@ -78,6 +79,31 @@ def test_what_a_client_did_is_counted(scraped: Stack) -> None:
     assert value(scraped.gateway, "tessera:refused_calls_total", reason="MODEL_NOT_FOUND", grpc_code="NotFound") == 1
     assert value(scraped.worker, "tessera:worker_step_seconds_count", phase="prefill") >= 1
     assert value(scraped.worker, "tessera:worker_step_seconds_count", phase="decode") >= 5
+
+
+def test_the_dashboard_and_the_alerts_ask_for_metrics_and_labels_that_are_shown(scraped: Stack) -> None:
+    samples = [
+        sample
+        for process in (scraped.worker, scraped.scheduler, scraped.gateway)
+        for family in scrape(process)
+        for sample in family.samples
+    ]
+    shown_values: dict[str, dict[str, set[str]]] = {}
+    for sample in samples:
+        values = shown_values.setdefault(sample.name, {})
+        for label, value in sample.labels.items():
+            values.setdefault(label, set()).add(value)
+    asked = list(selections())
+    assert len(asked) > 80
+    for one in asked:
+        if one.metric in OF_PROMETHEUS:
+            continue
+        assert one.metric in shown_values, f"{one.where}: nothing shows {one.metric}"
+        labels = shown_values[one.metric]
+        unknown = (one.asked.keys() | one.grouped) - labels.keys() - OF_TARGETS
+        assert not unknown, f"{one.where}: {one.metric} has no {unknown}"
+        for label in one.asked.keys() & {"finished_reason", "phase"}:
+            assert one.asked[label] in labels[label], f"{one.where}: no {label} is {one.asked[label]}"
 
 
 def test_a_process_that_was_scraped_ends_in_order(scraped: Stack) -> None:
