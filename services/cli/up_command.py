@@ -17,6 +17,7 @@ from services.cli.exit_status import INTERRUPTED
 from services.cli.http_part import SmgMissing, check_installed
 from services.cli.local_system import STOP_GRACE_S, PortTaken, check_listen, local_parts, local_url
 from services.cli.public_access import PUBLIC_ACCESS_TEXTS
+from services.cli.shared_cores import let_finish
 from services.cli.speculation_texts import SPECULATION_TEXTS
 from services.cli.supervisor import Supervisor
 from services.cli.trace_texts import OTLP_ENDPOINT, TRACE_SAMPLE_RATIO
@@ -93,6 +94,7 @@ class _System:
 
     async def run(self) -> int:
         """Start, ask, serve, and stop however it ends; the exit status. Raises PartDied."""
+        let_finish()
         parts = local_parts(self._config, self._folder)
         supervisor = Supervisor(parts, _say)
         names = ", ".join(part.name for part in reversed(parts))

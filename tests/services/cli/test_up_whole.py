@@ -1,6 +1,7 @@
 """`tessera up` as a newcomer meets it: real processes, the real model, and nothing left behind."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -52,6 +53,7 @@ def serving(command: list[str]) -> Iterator[tuple["subprocess.Popen[str]", list[
 def test_serve_interrupt_kill_and_run_again(tmp_path: Path, address: str) -> None:
     with serving(up(tmp_path, address)) as (process, parts):
         assert len(parts) == 4, "redis, worker, scheduler, gateway"
+        assert {os.sched_getscheduler(part.pid) for part in parts} == {os.SCHED_BATCH}
         second = subprocess.run(up(tmp_path, address), capture_output=True, text=True, timeout=END_TIMEOUT_S)
         assert second.returncode == 1 and f"in use by another `tessera up` (process {process.pid})" in second.stderr
         process.send_signal(signal.SIGINT)
