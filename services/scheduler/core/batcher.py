@@ -41,6 +41,7 @@ class Batcher:
         if replica.is_leaving:
             move_away(self._lifecycle, replica)
         plan = StepPlan(replica.tokens_max, replica.running_max)
+        self._placer.begin_batch()
         strong = self._lifecycle.suspects.strong
         if strong and self._plan_alone(replica, plan, now_us):
             return plan

@@ -6,6 +6,7 @@ from kv_manager.allocation import PrefixMatch
 from services.scheduler.core.admission import positions_reserved, resume_watermark
 from services.scheduler.core.forks import fork_len, is_awaited, parent_of
 from services.scheduler.core.lifecycle import Lifecycle
+from services.scheduler.core.prefixes_under_way import PrefixesUnderWay
 from services.scheduler.core.replica import Replica
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.worker_choice import CHOICES, WorkerLoad, least_requests
@@ -44,6 +45,12 @@ class Placer:
         self._suspects = lifecycle.suspects
         self._waiting = lifecycle.waiting
         self._turn = 0
+        self._under_way: PrefixesUnderWay | None = None  # on the worker whose batch is put together, once somebody asks
+        self._shared_blocks: dict[bytes, int] = {}  # of who is waited for: so many have to be published
+
+    def begin_batch(self) -> None:
+        """A worker's next batch is being put together."""
+        self._under_way = None
 
     def next_for(self, replica: Replica, now_us: int) -> Placement | None:
         """What `replica` admits next; None where nobody who waits for it fits."""
@@ -62,6 +69,8 @@ class Placer:
             if placement is None and (in_line or replica.can_hold(sequence)):
                 return None
             if placement is not None and placement.replica is replica:
+                if not in_line and self._waits_for_prefix(placement):
+                    continue
                 return placement
             if in_line:  # what was kept free here is gone: those behind it choose anew as well
                 waiting.dissolve(replica.name)
@@ -73,11 +82,33 @@ class Placer:
         return None
 
     def _bring_back(self) -> None:
-        """Who waits for the prompt of a request that has computed it, or does not get to it soon, waits for its turn again."""
+        """Who waits for the prompt of a request that has computed it, or the part that is wanted, or does not get to it soon, waits for its
+        turn again."""
         for request_id in self._waiting.awaited:
-            parent = self._book.get(request_id)
-            if parent is None or not is_awaited(parent):
+            parent, num_blocks = self._book.get(request_id), self._shared_blocks.get(request_id)
+            if (
+                parent is None
+                or not is_awaited(parent)
+                or (num_blocks is not None and parent.table.num_published >= num_blocks)
+            ):
+                self._shared_blocks.pop(request_id, None)
                 self._waiting.bring_back(request_id)
+
+    def _waits_for_prefix(self, placement: Placement) -> bool:
+        """Set a sequence aside that would compute again what another computes now on the same worker. Else it counts as computing its own."""
+        replica, sequence, num_cached = placement.replica, placement.sequence, len(placement.match.block_ids)
+        if placement.parent is not None or not sequence.table.digests:
+            return False
+        if self._under_way is None:
+            self._under_way = PrefixesUnderWay(replica.running.values())
+        shared = self._under_way.shared_with(sequence, num_cached, replica.manager.block_size)
+        if shared is None:
+            self._under_way.note(sequence, num_cached)
+            return False
+        owner_id = shared.owner.request_id
+        self._shared_blocks[owner_id] = min(shared.num_blocks, self._shared_blocks.get(owner_id, shared.num_blocks))
+        self._waiting.set_aside(sequence, owner_id)
+        return True
 
     def _quick(self, replica: Replica, now_us: int) -> list[Replica]:
         """Those who take a request soon: `replica` now, others in their next step. Nobody stands in the line of one that is slow."""

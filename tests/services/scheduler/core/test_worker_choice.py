@@ -120,7 +120,7 @@ def test_a_worker_that_is_slow_is_not_waited_for() -> None:
     assert rig.scheduler._lifecycle.waiting.stands_in_line(rig.sequence(2))
     rig.now_us += PATIENCE_US + 1
     rig.execute(other)
-    rig.submit(3, LONG, max_tokens=2)
+    rig.submit(3, [7, 8, 9], max_tokens=2)
     batch = rig.schedule(other)
     assert batch is not None and [entry.request_id[-1] for entry in batch.entries] == [2, 3]
     rig.finish_all()
