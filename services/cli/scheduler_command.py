@@ -30,6 +30,10 @@ _TEXTS: dict[str, Text | None] = {
         "URL",
         name="--redis",
     ),
+    "redis_password_file": Text(
+        "File with Redis's password, for a URL that has none. Read at each connection.",
+        "PATH",
+    ),
     "listen": Text("Where gateways connect. Port 0 takes a free one.", "HOST:PORT"),
     "group": Text("Names this scheduler's keys in Redis: one model and one pool of workers.", "NAME"),
     "max_num_seqs": Text("Most sequences in one batch, 1 or more.", "COUNT"),

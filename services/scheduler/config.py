@@ -18,6 +18,7 @@ class SchedulerConfig:
 
     workers: tuple[str, ...]  # host:port of each model worker, or dns:///name:port for all addresses of a name
     redis_url: str  # redis://host:port/db, unix:///path/to/socket or sentinel://host:port,host:port/service/db
+    redis_password_file: Path | None = None  # holds the password that `redis_url` lacks; read at each connection
     listen: str = "127.0.0.1:50052"
     group: str = "default"  # names this scheduler's keys in Redis; one model, one pool of workers
     scheduling: Config = field(default_factory=Config)

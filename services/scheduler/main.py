@@ -24,7 +24,8 @@ SESSIONS_END_S = 0.5
 
 
 def run(config: SchedulerConfig) -> None:
-    """Serve until SIGTERM or SIGINT, then hand over. Raises BindError, and ConfigError where a file of `access` cannot be used."""
+    """Serve until SIGTERM or SIGINT, then hand over. Raises BindError, and ConfigError where a file of `access` or the one with Redis's
+    password cannot be used."""
     configure_logs("scheduler", config.log_level)
     use_identity(config.access, config.token_file)
     asyncio.run(_run(config))
@@ -41,7 +42,7 @@ async def _run(config: SchedulerConfig) -> None:
 
 @contextlib.asynccontextmanager
 async def _serving(config: SchedulerConfig) -> AsyncIterator[Terms]:
-    store = RedisStore(config.redis_url, config.group)
+    store = RedisStore(config.redis_url, config.group, password_file=config.redis_password_file)
     metrics = MetricsServer(config.metrics_listen) if config.metrics_listen else None
     tracing = start_tracing("scheduler", config.otlp_endpoint)
     server = RpcServer(ServerConfig(listen=config.listen, ready_file=config.ready_file, access=config.access), metrics)

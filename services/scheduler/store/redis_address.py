@@ -3,13 +3,16 @@
     redis://[USER:PASSWORD@]HOST:PORT/DB   rediss://...   unix:///PATH      as redis-py reads them
     sentinel://[USER:PASSWORD@]HOST:PORT,HOST:PORT,.../SERVICE/DB           Sentinels, the name they know the master by, the database
 
-Behind Sentinel, user and password are the servers'; the Sentinels are asked without.
+Behind Sentinel, user and password are the servers'; the Sentinels are asked without. The password may be in a file instead, which is read at each
+connection, so that it can be replaced while we run.
 """
 
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from services.scheduler.store.resp_connection import ConnectionLost, ErrorReply, RespConnection, read_url
+from tessera.values.config import ConfigError
 
 SENTINEL_PORT = 26379
 
@@ -23,29 +26,61 @@ class RedisAddress(Protocol):
         """A new connection, within three times `timeout_s`. Raises ConnectionLost, or ErrorReply where the server refuses the credentials."""
 
 
+class Credentials:
+    """What a connection to a server needs beside its place: `options`, and the password in `password_file` where there is one. Raises
+    ConfigError where that file cannot be used."""
+
+    def __init__(self, options: dict[str, Any], password_file: Path | None) -> None:
+        self._options = options
+        self._password_file = password_file
+        if password_file is not None and "password" in options:
+            raise ConfigError("redis_password_file is given, but redis_url has a password too: take it out of the URL")
+        self.options()
+
+    def options(self) -> dict[str, Any]:
+        """As they are now. Raises ConfigError."""
+        if self._password_file is None:
+            return self._options
+        try:
+            password = self._password_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"redis_password_file {self._password_file} cannot be read: {error}") from error
+        if not password:
+            raise ConfigError(f"redis_password_file {self._password_file} is empty: it must hold the password")
+        return {**self._options, "password": password}
+
+    async def open(self, timeout_s: float, **place: Any) -> RespConnection:
+        """A connection to `place`, where the options do not have it. Raises ConnectionLost and ErrorReply."""
+        try:
+            options = self.options()
+        except ConfigError as error:  # replaced by something that is none: the next connection may find a better one
+            raise ConnectionLost(str(error)) from error
+        return await RespConnection.open({**options, **place}, timeout_s)
+
+
 class FixedAddress:
     """One server."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
 
     async def connect(self, timeout_s: float) -> RespConnection:
         """See `RedisAddress`."""
-        return await RespConnection.open(self._options, timeout_s)
+        return await self._credentials.open(timeout_s)
 
 
 class SentinelAddress:
-    """The master that goes by the name `service`. `options` are what its connections need beside host and port."""
+    """The master that goes by the name `service`."""
 
-    def __init__(self, sentinels: list[tuple[str, int]], service: str, options: dict[str, Any]) -> None:
+    def __init__(self, sentinels: list[tuple[str, int]], service: str, credentials: Credentials) -> None:
         self._sentinels = sentinels
         self._service = service
-        self._options = options
+        self._credentials = credentials
 
     async def connect(self, timeout_s: float) -> RespConnection:
         """See `RedisAddress`. A server that is no master is not used, whoever names it one."""
         host, port = await self._find(timeout_s)
-        connection = await RespConnection.open({**self._options, "host": host, "port": port}, timeout_s)
+        connection = await self._credentials.open(timeout_s, host=host, port=port)
         try:
             role, *_ = await connection.command("ROLE")
         except BaseException:
@@ -81,10 +116,10 @@ class SentinelAddress:
         return None if reply is None else (reply[0].decode(), int(reply[1]))
 
 
-def read_address(url: str) -> RedisAddress:
+def read_address(url: str, password_file: Path | None = None) -> RedisAddress:
     """The address that `url` means. Raises ValueError."""
     if not url.startswith(_SENTINEL_SCHEME):
-        return FixedAddress(read_url(url))
+        return FixedAddress(Credentials(read_url(url), password_file))
     parts = urlsplit(url)
     credentials, _, hosts = parts.netloc.rpartition("@")
     service, _, database = parts.path.strip("/").partition("/")
@@ -92,9 +127,9 @@ def read_address(url: str) -> RedisAddress:
         raise ValueError("a sentinel URL is sentinel://HOST:PORT,HOST:PORT/SERVICE/DB")
     options: dict[str, Any] = {"db": int(database or "0")}
     user, _, password = credentials.partition(":")
-    if password:
-        options |= {"username": unquote(user), "password": unquote(password)}
-    return SentinelAddress([_host_and_port(host) for host in hosts.split(",")], unquote(service), options)
+    options |= {name: unquote(text) for name, text in (("username", user), ("password", password)) if text}
+    sentinels = [_host_and_port(host) for host in hosts.split(",")]
+    return SentinelAddress(sentinels, unquote(service), Credentials(options, password_file))
 
 
 def _host_and_port(text: str) -> tuple[str, int]:

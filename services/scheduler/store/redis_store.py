@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -127,11 +128,11 @@ class RedisStore:
     """`Store` in Redis or Valkey. Connects by itself, at the first call and again after each failure. An answer takes at most five times
     `timeout_s`: to find the server, connect, see its role, try, and send a script that the server does not know. `read` sends many commands.
 
-    `url` is what `read_address` reads (a malformed one is a ValueError); `group` names the keys.
+    `url` is what `read_address` reads (a malformed one is a ValueError); `group` names the keys; `password_file` holds the server's password.
     """
 
-    def __init__(self, url: str, group: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        address = read_address(url)
+    def __init__(self, url: str, group: str, timeout_s: float = CALL_TIMEOUT_S, *, password_file: Path | None = None) -> None:
+        address = read_address(url, password_file)
         prefix = f"tessera:{{{group}}}"
         meta = f"{prefix}:meta".encode()
         self._sides = {side: [f"{prefix}:{side}:{kind}".encode() for kind in _KINDS] for side in ("a", "b")}

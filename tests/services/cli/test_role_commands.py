@@ -24,6 +24,10 @@ def tessera(*arguments: str) -> subprocess.CompletedProcess[str]:
             ("scheduler", "--worker", "127.0.0.1:1", "--redis", "redis://127.0.0.1:1", "--listen", "256.0.0.1:1"),
             "cannot listen",
         ),
+        (
+            ("scheduler", "--worker", "127.0.0.1:1", "--redis", "redis://127.0.0.1:1", "--redis-password-file", "./gone"),
+            "--redis-password-file gone cannot be read",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_line(arguments: tuple[str, ...], complaint: str) -> None:

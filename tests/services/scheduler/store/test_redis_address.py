@@ -20,7 +20,7 @@ from services.scheduler.store.port import EpochTaken, Renewed, StoredJournal
 from services.scheduler.store.redis_address import read_address
 from services.scheduler.store.redis_store import RedisStore
 from services.scheduler.store.resp_connection import ConnectionLost, RespConnection, read_url
-from tessera.values.config import Config
+from tessera.values.config import Config, ConfigError
 from tessera.values.identity import NO_EPOCH, Epoch
 
 RunAsync = Callable[..., Any]
@@ -138,6 +138,63 @@ def test_a_refused_url_does_not_show_its_password() -> None:
     with pytest.raises(ValueError) as refused:
         read_address("sentinel://:secret@a:1")
     assert "secret" not in str(refused.value)
+
+
+def test_the_password_comes_from_its_file_at_each_connection(
+    pair: tuple[EmbeddedRedis, EmbeddedRedis], tmp_path: Path, run_async: RunAsync
+) -> None:
+    async def scenario() -> None:
+        file = tmp_path / "password"
+        file.write_text("old one\n")
+        store = RedisStore(pair[0].url, "group", password_file=file)
+        await order(pair[0], "CONFIG", "SET", "requirepass", "old one")
+        assert await store.take_epoch(NO_EPOCH, EPOCH, LEASE_MS) == EpochTaken()
+        await store.close()
+        file.unlink()
+        reply = await store.renew(EPOCH, LEASE_MS)
+        assert isinstance(reply, Failed) and "redis_password_file" in reply.why
+        file.write_text("wrong")
+        reply = await store.renew(EPOCH, LEASE_MS)
+        assert isinstance(reply, Failed) and "WRONGPASS" in reply.why
+        file.write_text("old one")
+        assert await store.renew(EPOCH, LEASE_MS) == Renewed()
+        await store.close()
+
+    run_async(scenario())
+
+
+def test_the_password_of_a_master_behind_sentinel_comes_from_the_file_too(
+    pair: tuple[EmbeddedRedis, EmbeddedRedis], sentinel: Sentinel, tmp_path: Path, run_async: RunAsync
+) -> None:
+    async def scenario() -> None:
+        await sentinel.command("PING")
+        file = tmp_path / "password"
+        file.write_text("secret")
+        await order(pair[0], "ACL", "SETUSER", "journal", "on", ">secret", "+@all", "~*")
+        address = read_address(f"sentinel://journal@{sentinel.place}/{SERVICE}", file)
+        connection = await address.connect(5.0)
+        assert await connection.command("ACL", "WHOAMI") == b"journal"
+        connection.close()
+
+    run_async(scenario())
+
+
+@pytest.mark.parametrize(
+    ("url", "content", "problem"),
+    [
+        ("redis://:own@a:1", "secret", "redis_password_file is given, but redis_url has a password too"),
+        ("sentinel://:own@a:1/service", "secret", "redis_password_file is given, but redis_url has a password too"),
+        ("redis://a:1", " \n", "is empty: it must hold the password"),
+        ("redis://a:1", None, "cannot be read"),
+    ],
+)
+def test_a_password_file_that_cannot_be_used_is_refused(url: str, content: str | None, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=problem) as refused:
+        read_address(url, file)
+    assert "own" not in str(refused.value) and "secret" not in str(refused.value)
 
 
 def test_no_sentinel_that_knows_is_a_lost_connection(sentinel: Sentinel, run_async: RunAsync) -> None:
