@@ -15,7 +15,7 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.metrics import scheduler_metrics
 from services.scheduler.sessions import SessionServicer
 from services.scheduler.store.redis_store import RedisStore
-from services.scheduler.terms import DURABLE, SERVICE_NAME, Terms
+from services.scheduler.terms import DURABLE, READY, SERVICE_NAME, Terms
 from services.settled_heap import settle_heap
 from tessera.scheduler.v1 import session_pb2_grpc
 
@@ -49,7 +49,8 @@ async def _serving(config: SchedulerConfig) -> AsyncIterator[Terms]:
     sessions = SessionServicer()
     add: Any = session_pb2_grpc.add_SchedulerServiceServicer_to_server
     server.add(add, sessions, SERVICE_NAME, ready=False)
-    server.health.set_ready(DURABLE, False)
+    for name in (DURABLE, READY):
+        server.health.set_ready(name, False)
     terms = Terms(config, store, sessions, server.health, tracing)
     if metrics is not None:
         metrics.show(partial(scheduler_metrics, terms))

@@ -1,6 +1,7 @@
 """Waits until this process may lead, and takes an epoch then."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -37,12 +38,21 @@ class EpochTake:
 
 
 class Standby:
-    """One wait for the lead: above epoch number `told`, and not for the lease of `mine`, under which this process has just led."""
+    """One wait for the lead: above epoch number `told`, and not for the lease of `mine`, under which this process has just led. `found` is
+    told at each look whether there is a store to lead from."""
 
-    def __init__(self, config: SchedulerConfig, store: Store, told: int = 0, mine: Epoch | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        store: Store,
+        told: int = 0,
+        mine: Epoch | None = None,
+        found: Callable[[bool], None] | None = None,
+    ) -> None:
         self._config = config
         self._store = store
         self._told = told
+        self._found = found
         self._watch = LeaseWatch(1000 * config.lease_ms, mine)
         self._workers: frozenset[str] = frozenset()
         self._workers_known = asyncio.Event()
@@ -70,6 +80,8 @@ class Standby:
     async def _turn(self) -> EpochTake | None:
         """Look once, and take the lead if there is one to take."""
         view = await self._store.look()
+        if self._found is not None:
+            self._found(isinstance(view, LeaseView))
         if not isinstance(view, LeaseView):
             self._missed(view)
             return None

@@ -29,6 +29,9 @@ SERVICE_NAME = session_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_
 DURABLE = "durable"
 """Name under which health says whether the store keeps up."""
 
+READY = "ready"
+"""Name under which health says whether this process leads, or would where nobody did: for who replaces one scheduler after the other."""
+
 HAND_OVER_S = 1.0
 """Most time for a hand-over; a store that does not answer is left to find the lease ended."""
 
@@ -86,6 +89,10 @@ class Terms:
         """See `TermHealth`."""
         self._health.set_ready(DURABLE, is_durable)
 
+    def _ready(self, is_ready: bool) -> None:
+        """It stays so for the term that follows: a leader that loses its store serves on."""
+        self._health.set_ready(READY, is_ready)
+
     async def _note_stranger(self, end: Deposed, mine: Epoch) -> None:
         """Say once that a worker follows somebody whom this group's store does not know: two groups that share a worker take it from each
         other for ever."""
@@ -101,7 +108,7 @@ class Terms:
     async def _run(self) -> None:
         told, mine = 0, None
         while not self._is_ending:  # a term that ends by itself in the moment of the cancel swallows that
-            taken = await Standby(self._config, self._store, told, mine).take()
+            taken = await Standby(self._config, self._store, told, mine, self._ready).take()
             term = self._present = Term(self._config, self._store, taken, self, self._tracing)
             self._sessions.invite(term)
             try:

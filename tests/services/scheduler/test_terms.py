@@ -18,12 +18,12 @@ from services.rpc.health import HealthServicer
 from services.rpc.server import RpcServer, ServerConfig
 from services.scheduler import terms
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.core.journal_call import BeginRewrite, EndRewrite, Generation
+from services.scheduler.core.journal_call import BeginRewrite, EndRewrite, Failed, Generation
 from services.scheduler.sessions import SessionServicer
 from services.scheduler.store.memory import MemoryStore
-from services.scheduler.store.port import LeaseView
+from services.scheduler.store.port import LeaseView, LookReply
 from services.scheduler.term_end import Deposed
-from services.scheduler.terms import DURABLE, SERVICE_NAME, Terms
+from services.scheduler.terms import DURABLE, READY, SERVICE_NAME, Terms
 from tessera.scheduler.v1 import session_pb2_grpc
 from tessera.values.config import Config
 from tessera.values.identity import NO_EPOCH, Epoch
@@ -109,6 +109,42 @@ def test_a_standby_leads_when_the_leader_is_gone(run_async: RunAsync, store: Mem
             await gateway.ack()
             assert it.is_serving()
 
+    run_async(scenario())
+
+
+def test_it_is_ready_while_it_leads_and_while_it_could(
+    run_async: RunAsync, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = asyncio.Event()
+    look = store.look
+
+    async def watched() -> LookReply:
+        looked.set()
+        return Failed("connection refused") if fails else await look()
+
+    async def another_look() -> None:
+        for _ in range(2):  # the first may have been under way
+            looked.clear()
+            await looked.wait()
+
+    async def scenario() -> None:
+        nonlocal fails
+        await store.renew(OTHERS, 60_000)
+        async with process(store) as it, it.session() as gateway:
+            await another_look()
+            assert not it.is_serving(READY), "no store answers"
+            fails = False
+            await another_look()
+            assert it.is_serving(READY) and not it.is_serving(), "it stands by"
+            await store.release(OTHERS)
+            await invited(gateway)
+            await gateway.say(hello())
+            await gateway.ack()
+            fails = True
+            assert it.is_serving(READY) and it.is_serving(), "it leads"
+
+    fails = True
+    monkeypatch.setattr(store, "look", watched)
     run_async(scenario())
 
 
