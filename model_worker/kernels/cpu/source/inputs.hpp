@@ -24,6 +24,8 @@ class Inputs {
 
   const Tiles& tiles() const { return tiles_; }
   std::size_t row_bytes() const { return row_bytes_; }
+  // Of all rows of a tile.
+  std::byte* line(int tile, int line) { return memory_.data() + tiles_.first(tile) * row_bytes_ + line * (tiles_.size(tile) * row_bytes_ / lines_of(in_)); }
   const std::byte* tile(int tile) const { return memory_.data() + tiles_.first(tile) * row_bytes_; }
 
   // Row `row` is from[0 .. in).

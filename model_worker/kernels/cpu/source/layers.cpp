@@ -12,7 +12,7 @@ namespace {
 // What the layers of one pass write one after the other; kept for the next pass.
 struct Scratch {
   std::vector<float> heads, query, mixed, gates;
-  Inputs inputs;
+  Inputs inputs, inner;
   Pieces pieces;
 
   void fit(const Layer& layer, const LayerShape& shape, int tokens) {
@@ -21,7 +21,6 @@ struct Scratch {
     grow(heads, rows * layer.qkv.out);
     grow(query, rows * shape.heads * shape.head_dim);
     grow(mixed, rows * shape.heads * shape.head_dim);
-    grow(gates, rows * layer.gate_up.out);
   }
 };
 
@@ -34,16 +33,40 @@ struct Pass {
   int pairs;
   Scratch& scratch;
 
-  // The normalised rows of `hidden` [tokens, size] times `weight`, to `y`.
-  void norm_and_multiply(const float* hidden, int size, const float* norm, const Weight& weight, float* y) {
+  // The normalised rows of `hidden` [tokens, size] become inputs.
+  void norm_into(const float* hidden, int size, const float* norm, Kind kind) {
     Inputs& inputs = scratch.inputs;
-    inputs.fit(weight.kind, batch.tokens, size);
+    inputs.fit(kind, batch.tokens, size);
     by_rows(team, batch.tokens, size, [&](int row) {
       float* normed = row_memory(size);
       normalise(hidden + std::ptrdiff_t{row} * size, norm, shape.eps, normed, size);
       inputs.put(row, normed);
     });
-    multiply(team, inputs, weight, y, weight.out);
+  }
+
+  void norm_and_multiply(const float* hidden, int size, const float* norm, const Weight& weight, float* y) {
+    norm_into(hidden, size, norm, weight.kind);
+    multiply(team, scratch.inputs, weight, y, weight.out);
+  }
+
+  // What the last product of a layer takes.
+  const Inputs& gated(const Layer& layer, const float* hidden) {
+    const int size = layer.gate_up.in, inner_size = layer.down.in;
+    Inputs& inner = scratch.inner;
+    inner.fit(layer.down.kind, batch.tokens, inner_size);
+    if (layer.gate_up.kind == layer.down.kind && inner_size % LINE == 0) {
+      norm_into(hidden, size, layer.post_norm, layer.gate_up.kind);
+      multiply_gated(team, scratch.inputs, layer.gate_up, inner);
+      return inner;
+    }
+    scratch.gates.resize(std::max(scratch.gates.size(), std::size_t(batch.tokens) * layer.gate_up.out));
+    norm_and_multiply(hidden, size, layer.post_norm, layer.gate_up, scratch.gates.data());
+    by_rows(team, batch.tokens, 2 * inner_size, [&](int row) {
+      float* values = row_memory(inner_size);
+      silu_and_mul(scratch.gates.data() + std::ptrdiff_t{row} * 2 * inner_size, values, inner_size);
+      inner.put(row, values);
+    });
+    return inner;
   }
 
   void norm_heads(const float* weight, float* heads, int count, std::ptrdiff_t stride) {
@@ -67,7 +90,7 @@ struct Pass {
   }
 
   void run(const Layer& layer, float* hidden) {
-    const int size = layer.output.out, mixed_size = layer.output.in, inner_size = layer.down.in;
+    const int size = layer.output.out, mixed_size = layer.output.in;
     Inputs& inputs = scratch.inputs;
     scratch.fit(layer, shape, batch.tokens);
     float* heads = scratch.heads.data();
@@ -79,14 +102,7 @@ struct Pass {
     inputs.fit(layer.output.kind, batch.tokens, mixed_size);
     by_rows(team, batch.tokens, mixed_size, [&](int row) { inputs.put(row, scratch.mixed.data() + std::ptrdiff_t{row} * mixed_size); });
     multiply(team, inputs, layer.output, hidden, size, Into::SUM);
-    norm_and_multiply(hidden, size, layer.post_norm, layer.gate_up, scratch.gates.data());
-    inputs.fit(layer.down.kind, batch.tokens, inner_size);
-    by_rows(team, batch.tokens, 2 * inner_size, [&](int row) {
-      float* inner = row_memory(inner_size);
-      silu_and_mul(scratch.gates.data() + std::ptrdiff_t{row} * 2 * inner_size, inner, inner_size);
-      inputs.put(row, inner);
-    });
-    multiply(team, inputs, layer.down, hidden, size, Into::SUM);
+    multiply(team, gated(layer, hidden), layer.down, hidden, size, Into::SUM);
   }
 };
 

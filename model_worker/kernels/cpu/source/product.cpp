@@ -1,5 +1,7 @@
 #include "product.hpp"
 
+#include "rows.hpp"
+
 #include <sys/mman.h>
 
 #include <utility>
@@ -53,6 +55,44 @@ Tile pick(int rows, std::integer_sequence<int, R...>) {
   return tiles[rows - 1];
 }
 
+// A product's pieces: stripes of tiles by groups of panels, or of lines of outputs, `panel_bytes` of weights each.
+class Plan {
+ public:
+  template <typename K>
+  Plan(K, const Team& team, const Inputs& x, int lines, int panels)
+      : threads_(team.size()), stripes_(x.tiles(), static_cast<int>(x.row_bytes()), panels, threads_) {
+    panel_bytes = lines * K::LINE_BYTES;
+    cache_lines_ = static_cast<int>(K::LINE_BYTES) / Ahead::CACHE_LINE;
+    lines_ = lines;
+  }
+
+  int pieces() const { return stripes_.count(); }
+
+  // Calls `work(panel, next, tile, ahead)` for each of a piece: `next` is the panel that comes after `panel`, and `ahead(weights)` asks for this tile's part
+  // of these.
+  template <typename Work>
+  void run(int piece, const Work& work) const {
+    const int first_tile = stripes_.first_tile(piece), count = stripes_.last_tile(piece) - first_tile, last_panel = stripes_.last_panel(piece);
+    // While the tiles of one panel are multiplied, the next panel comes from memory, a part of it beside each. One tile alone reads as fast as memory
+    // gives, and among many the first one's waiting does not count.
+    const int following = std::min(piece + threads_, stripes_.count() - 1);
+    const int per_line = count > 1 && count <= AHEAD_TILES ? (cache_lines_ + count - 1) / count : 0;
+    for (int panel = stripes_.first_panel(piece); panel < last_panel; ++panel) {
+      const int next = panel + 1 < last_panel ? panel + 1 : stripes_.first_panel(following);
+      for (int each = 0; each < count; ++each) {
+        const std::ptrdiff_t done = std::ptrdiff_t{each} * per_line * lines_ * Ahead::CACHE_LINE;
+        work(panel, next, first_tile + each, [&](const std::byte* weights) { return Ahead(weights + done, per_line); });
+      }
+    }
+  }
+
+  std::size_t panel_bytes;
+
+ private:
+  int threads_, cache_lines_, lines_;
+  Stripes stripes_;
+};
+
 }  // namespace
 
 std::size_t bytes_of(Kind kind, int out, int in) {
@@ -86,28 +126,46 @@ void pack(Team& team, const float* from, std::ptrdiff_t out_stride, std::ptrdiff
 }
 
 void multiply(Team& team, const Inputs& x, const Weight& weight, float* y, std::ptrdiff_t y_stride, Into into) {
-  with_kind(weight.kind, [&]<typename K>(K) {
+  with_kind(weight.kind, [&]<typename K>(K kind) {
     const int lines = lines_of(weight.in);
-    const std::size_t panel_bytes = lines * K::LINE_BYTES;
     const Tiles& tiles = x.tiles();
-    const Stripes stripes(tiles, static_cast<int>(x.row_bytes()), panels_of(weight.out), team.size());
-    team.run(stripes.count(), [&](int piece) {
-      const int first_tile = stripes.first_tile(piece), count = stripes.last_tile(piece) - first_tile, last_panel = stripes.last_panel(piece);
-      // While the tiles of one panel are multiplied, the next panel comes from memory, a part of it beside each. One tile alone reads as fast as memory
-      // gives, and among many the first one's waiting does not count.
-      const int following = std::min(piece + team.size(), stripes.count() - 1);
-      const int per_line = count > 1 && count <= AHEAD_TILES ? (static_cast<int>(K::LINE_BYTES) / Ahead::CACHE_LINE + count - 1) / count : 0;
-      for (int panel = stripes.first_panel(piece); panel < last_panel; ++panel) {
+    const Plan plan(kind, team, x, lines, panels_of(weight.out));
+    team.run(plan.pieces(), [&](int piece) {
+      plan.run(piece, [&](int panel, int next, int tile, const auto& ahead) {
         const int column = panel * PANEL;
-        const std::byte* next = weight.data + (panel + 1 < last_panel ? panel + 1 : stripes.first_panel(following)) * panel_bytes;
-        for (int each = 0; each < count; ++each) {
-          const int tile = first_tile + each;
-          const Target target{y + tiles.first(tile) * y_stride + column, y_stride, weight.bias ? weight.bias + column : nullptr,
-                              std::min(PANEL, weight.out - column), into};
-          pick<K>(tiles.size(tile), std::make_integer_sequence<int, K::ROWS>{})(x.tile(tile), weight.data + panel * panel_bytes, lines,
-                                                                               Ahead(next + each * per_line * lines * Ahead::CACHE_LINE, per_line), target);
+        const Target target{y + tiles.first(tile) * y_stride + column, y_stride, weight.bias ? weight.bias + column : nullptr,
+                            std::min(PANEL, weight.out - column), into};
+        const Tile multiply_tile = pick<K>(tiles.size(tile), std::make_integer_sequence<int, K::ROWS>{});
+        multiply_tile(x.tile(tile), weight.data + panel * plan.panel_bytes, lines, ahead(weight.data + next * plan.panel_bytes), target);
+      });
+    });
+  });
+}
+
+void multiply_gated(Team& team, const Inputs& x, const Weight& weight, Inputs& to) {
+  constexpr int PANELS = LINE / PANEL;  // of a line of outputs
+  with_kind(weight.kind, [&]<typename K>(K kind) {
+    const int lines = lines_of(weight.in), inner = weight.out / 2;
+    const Tiles& tiles = x.tiles();
+    const Plan plan(kind, team, x, lines, inner / LINE);
+    team.run(plan.pieces(), [&](int piece) {
+      plan.run(piece, [&](int line, int next, int tile, const auto& ahead) {
+        const int rows = tiles.size(tile);
+        const Tile multiply_tile = pick<K>(rows, std::make_integer_sequence<int, K::ROWS>{});
+        float halves[K::ROWS * 2 * LINE];  // [rows, 2, LINE]
+        for (int part = 0; part < 2 * PANELS; ++part) {
+          const int half = part / PANELS, first = half * (inner / PANEL) + part % PANELS, column = (first + line * PANELS) * PANEL;
+          const Target target{halves + half * LINE + part % PANELS * PANEL, 2 * LINE, weight.bias ? weight.bias + column : nullptr, PANEL, Into::PLACE};
+          multiply_tile(x.tile(tile), weight.data + (first + line * PANELS) * plan.panel_bytes, lines,
+                        ahead(weight.data + (first + next * PANELS) * plan.panel_bytes), target);
         }
-      }
+        std::byte* out = to.line(tile, line);
+        for (int row = 0; row < rows; ++row) {
+          float values[LINE];
+          silu_and_mul(halves + row * 2 * LINE, values, LINE);
+          K::put(values, out, row, rows);
+        }
+      });
     });
   });
 }

@@ -17,6 +17,10 @@ enum class Into { PLACE, SUM };
 // y [rows, out] = x @ weight.T + bias, rows `y_stride` elements apart. A row's bits depend on the row alone, whatever the others are.
 void multiply(Team& team, const Inputs& x, const Weight& weight, float* y, std::ptrdiff_t y_stride, Into into = Into::PLACE);
 
+// The same for weights whose outputs are gates, [0, out / 2), and what they are for: silu(gate) * that, as inputs of a product with weights of the same
+// kind. out / 2 is a multiple of LINE.
+void multiply_gated(Team& team, const Inputs& x, const Weight& weight, Inputs& to);
+
 // Rows `ids` [count] of a weight into `to` [count, in].
 void gather(Team& team, const Weight& weight, const int64_t* ids, int count, float* to);
 
