@@ -22,6 +22,9 @@ _log = structlog.get_logger()
 SILENT_HEARTBEATS_MAX = 3
 """A stream without a message for this many heartbeats is given up."""
 
+TURNS_PER_SILENCE = 8
+"""Silence is counted in turns of the event loop: while this process has no time to listen, nobody is silent."""
+
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
 """Pause after a broken stream; doubles up to the maximum while streams break before they were of any use."""
 
@@ -70,6 +73,7 @@ class SchedulerLink:
         self._was_of_use = False
         self._retry_s = RETRY_S_MIN
         self._finishing = False
+        self._silent_s = 0.0
         self._outbox: deque[session_pb2.SessionRequest] = deque()
         self._outbox_changed = asyncio.Event()
 
@@ -118,11 +122,14 @@ class SchedulerLink:
 
     async def _converse(self, stub: session_pb2_grpc.SchedulerServiceStub) -> None:
         """One stream to its end, which is always an exception."""
-        call = stub.Session()
-        writer = asyncio.create_task(self._write(call))
+        call, this = stub.Session(), asyncio.current_task()
+        assert this is not None
+        writer, watch = asyncio.create_task(self._write(call)), asyncio.create_task(self._watch())
+        watch.add_done_callback(lambda ended: None if ended.cancelled() else this.cancel())
         try:
             while True:
-                epoch, message = await self._read(call)
+                epoch, message = await _read(call)
+                self._silent_s = 0.0
                 match message:
                     case Invite(protocol):
                         self._owner.invited(self, epoch, protocol)
@@ -131,22 +138,24 @@ class SchedulerLink:
                     case _:
                         self._owner.heard(self, epoch, message)
                 self._was_of_use = self._was_of_use or isinstance(message, Standby | HelloAck)
+        except asyncio.CancelledError:
+            if not watch.done() or this.uncancel():
+                raise
+            raise SessionSilent(f"nothing heard for {self._silent_s:.1f} s") from None
         finally:
+            watch.cancel()
             writer.cancel()
             call.cancel()
 
-    async def _read(self, call: grpc.aio.StreamStreamCall) -> tuple[Epoch, SchedulerMessage]:
+    async def _watch(self) -> None:
+        """Ends once nothing has been heard for too long."""
         silence_s = SILENT_HEARTBEATS_MAX * self._heartbeat_s
-        try:
-            async with asyncio.timeout(silence_s):
-                response = await call.read()
-        except TimeoutError:
-            raise SessionSilent(f"nothing heard for {silence_s:g} s") from None
-        if response is grpc.aio.EOF:
-            raise SessionBroken("the scheduler closed the stream")
-        if response is None:  # which is how grpc.aio says it
-            raise SessionBroken("a message cannot be decoded")
-        return response_from_proto(response)
+        loop, turn_s = asyncio.get_running_loop(), silence_s / TURNS_PER_SILENCE
+        self._silent_s = 0.0
+        while self._silent_s < silence_s:
+            before = loop.time()
+            await asyncio.sleep(turn_s)
+            self._silent_s += min(loop.time() - before, 2 * turn_s)
 
     async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
         heartbeat = request_to_proto(Heartbeat())
@@ -166,6 +175,15 @@ class SchedulerLink:
                     return
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the stream has ended: the reader says why
+
+
+async def _read(call: grpc.aio.StreamStreamCall) -> tuple[Epoch, SchedulerMessage]:
+    response = await call.read()
+    if response is grpc.aio.EOF:
+        raise SessionBroken("the scheduler closed the stream")
+    if response is None:  # which is how grpc.aio says it
+        raise SessionBroken("a message cannot be decoded")
+    return response_from_proto(response)
 
 
 def _end_of(stream: asyncio.Task[None]) -> StreamEnd:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from dataclasses import replace
 
 import grpc
@@ -187,6 +188,21 @@ def test_a_silent_scheduler_is_given_up_and_a_heartbeat_is_enough(run_async, hou
             assert await h.health()
             await talking.closed.wait()  # silent from here on
             await h.session()
+
+    run_async(scenario())
+
+
+def test_a_gateway_that_had_no_time_to_listen_keeps_its_session(run_async, house):
+    """As where thousands of its clients leave at once."""
+
+    async def scenario():
+        async with house(heartbeat_ms=200) as h:
+            end = await h.session()
+            time.sleep(2.0)  # noqa: ASYNC251 - no turn of the loop, for longer than a scheduler may be silent
+            end.say(Heartbeat())
+            h.stream()
+            await end.hear(Submit)
+            assert not end.closed.is_set()
 
     run_async(scenario())
 
