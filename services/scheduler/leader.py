@@ -1,7 +1,7 @@
 """One leader's term: turns what workers, gateways and the store say into core calls, and the core's answers into messages.
 
 Every event ends with `_settle`: changes become one numbered record, workers get their next batches, and what the journal has made
-durable becomes due to the gateways. Only a new request that comes while all workers are busy leaves that to the next event. Batches
+durable becomes due to the gateways. Only a request that comes or is left while all workers are busy leaves that to the next event. Batches
 leave before records are written: the wait for the store overlaps the forward pass.
 """
 
@@ -41,6 +41,7 @@ from tessera.values.session import (
     Hello,
     HelloAck,
     LengthChanged,
+    StopFound,
     Submit,
 )
 
@@ -192,6 +193,8 @@ class Leader:
                 request_id = self._streams.claimed_by(session, message.request_id, message.subscriber)
                 if request_id is not None:
                     self._desk.heard_of(request_id, message)
+                if not isinstance(message, StopFound) and self.scheduler.is_busy and self._broken is None:
+                    return  # as above: thousands of clients may leave at once
         self._settle(None)
 
     def take_frame(self, session: GatewaySession) -> Sequence[RequestOutput]:

@@ -56,6 +56,27 @@ def test_requests_that_come_while_the_worker_is_busy_are_written_together(table:
     assert gateway.tokens == {request.request_id: expected(request) for request in requests}
 
 
+def test_requests_that_are_left_while_the_worker_is_busy_are_written_together(table: Table) -> None:
+    gateway = table.gateway()
+    requests = [submission(number, [7, 8, number]) for number in range(1, 6)]
+    for request in requests:
+        gateway.submit(request)
+    table.leader.tick()
+    table.write()
+    assert table.leader.scheduler.is_busy
+    last = table.store.stored().state.last
+    for request in requests:
+        table.leader.heard(gateway.session, Abort(request.request_id, 0))
+    table.write()
+    assert table.store.stored().state.last == last
+    table.leader.tick()
+    table.write()
+    assert table.store.stored().state.last == last + 1, "time alone settles, should the worker not answer"
+    table.run()
+    gateway.read()
+    assert gateway.finishes == {request.request_id: FinishReason.ABORTED for request in requests}
+
+
 def test_nothing_is_shown_before_it_is_written(table: Table) -> None:
     gateway, request = table.gateway(), submission(1, [5, 6, 7])
     table.store_answers = False
