@@ -109,6 +109,10 @@ states: setup ## Draw the states of a request in docs/states.md again, from the 
 sampling-table: setup ## Write the tables of docs/sampling.md again, from the limits of the sampling parameters
 	@$(BIN)/python -m tests.sampling_table
 
+.PHONY: chart-schema
+chart-schema: setup ## Write the roles' options into the Helm chart's schema again, from the commands themselves
+	@$(BIN)/python -m tests.deploy.chart_schema
+
 .PHONY: aiter-table
 aiter-table: setup ## Write the tables of docs/aiter.md again: what proves each of AITER's kernels
 	@$(BIN)/python -m tests.aiter_table
