@@ -115,7 +115,7 @@ def _check_rows(
         and not 0 <= batch.new_block_ids.min() <= batch.new_block_ids.max() < worker.geometry.num_blocks
     ):
         refuse(f"a new block id outside the pool of {worker.geometry.num_blocks} blocks")
-    if len(np.unique(batch.new_block_ids)) < len(batch.new_block_ids):
+    if len(batch.new_block_ids) > 1 and len(np.unique(batch.new_block_ids)) < len(batch.new_block_ids):
         refuse("a new block is given away twice")
     table_lens = columns.table_lens[batch.slots] + batch.new_block_counts
     if table_lens.max() > slots.block_tables.shape[1]:

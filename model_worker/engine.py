@@ -330,7 +330,8 @@ class Engine:
             logits = self._model.forward(batch, self._kv)
         else:
             logits, hidden = cast(TappedLM, self._model).forward_tapped(batch, self._kv, taps)
-        logits[:1, :1].cpu()  # waits: what a device finds wrong with a pass is to be known here
+        if logits.device.type != "cpu":
+            logits[:1, :1].cpu()  # waits: what a device finds wrong with a pass is to be known here
         num_logits, num_targets = int(rows.logits_counts.sum()), len(targets.rows)
         if not num_targets:
             return logits, None, hidden

@@ -76,11 +76,14 @@ def build_dummy_batch(counts: np.ndarray, context_lens: np.ndarray, num_decodes:
 def build_batch(rows: Rows, slots: SlotTable, block_size: int, also: np.ndarray) -> Batch:
     """The batch that computes `rows`, with the logits of every row's last `logits_counts` positions, and behind them those of the tokens
     `also` of the pass (int64); its tensors are new. R >= 1."""
-    logits_ends = np.cumsum(rows.logits_counts)
-    ends = np.cumsum(rows.num_scheduled_tokens)
-    lasts = np.arange(logits_ends[-1]) + np.repeat(ends - logits_ends, rows.logits_counts)
+    if rows.num_singles == len(rows.slots):
+        lasts = np.arange(len(rows.slots))
+    else:
+        logits_ends = np.cumsum(rows.logits_counts)
+        ends = np.cumsum(rows.num_scheduled_tokens)
+        lasts = np.arange(logits_ends[-1]) + np.repeat(ends - logits_ends, rows.logits_counts)
     spans = Spans(rows.slots, rows.context_lens - rows.num_scheduled_tokens, rows.num_scheduled_tokens)
-    return spans.batch(slots, block_size, rows.num_singles, np.concatenate((lasts, also)))
+    return spans.batch(slots, block_size, rows.num_singles, np.concatenate((lasts, also)) if len(also) else lasts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +101,8 @@ class Spans:
 
     def _places(self) -> tuple[np.ndarray, np.ndarray]:
         """Positions, and whose each is, int64 `[T]`."""
+        if self.counts.max() == 1:
+            return self.starts, self.slots
         ends = np.cumsum(self.counts)
         row_of = np.repeat(np.arange(len(self.counts)), self.counts)
         return np.arange(len(row_of)) + (self.starts + self.counts - ends)[row_of], self.slots[row_of]
@@ -107,7 +112,8 @@ class Spans:
         (int64). At each position goes in the id that the slot has `ahead` positions further on. Its tensors are new."""
         ends, context_lens = np.cumsum(self.counts), self.starts + self.counts
         positions, slot_of = self._places()
-        blocks_max = -(-int(context_lens.max()) // block_size)
+        max_context_len = int(context_lens.max())
+        blocks_max = -(-max_context_len // block_size)
         return Batch(
             input_ids=torch.from_numpy(table.token_ids[slot_of, positions + ahead].astype(np.int64)),
             positions=torch.from_numpy(positions),
@@ -117,6 +123,8 @@ class Spans:
             block_tables=torch.from_numpy(table.block_tables[self.slots, :blocks_max]),
             num_decodes=num_singles,
             logits_rows=torch.from_numpy(logits_rows),
+            max_query_len=int(self.counts.max()),
+            max_context_len=max_context_len,
         )
 
 

@@ -17,8 +17,13 @@ class PromptTargets:
     token_ids: np.ndarray
 
 
+_NOTHING = np.zeros(0, np.int64)
+
+
 def prompt_targets(rows: Rows, slots: SlotTable, wanting: np.ndarray) -> PromptTargets:
     """Those of the rows of a pass whose slots want them (`wanting`, bool `[num_slots]`)."""
+    if not wanting[rows.slots].any():
+        return PromptTargets(_NOTHING, _NOTHING, _NOTHING)
     counts = rows.num_scheduled_tokens
     starts = rows.context_lens - counts
     lens = np.maximum(np.minimum(rows.context_lens, slots.prompt_lens[rows.slots] - 1) - starts, 0)
