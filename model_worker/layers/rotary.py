@@ -6,7 +6,8 @@ from torch import Tensor
 from model_worker.kernels.interface import Kernels
 from model_worker.layers.rope_scaling import RopeScaling, plain_frequencies
 
-_POSITIONS_MIN = 1024
+_KEPT_MIN, _KEPT_MAX = 1 << 10, 1 << 16
+"""Positions whose angles are kept at first, and at most: 32 MiB for heads of 128."""
 
 
 class RotaryEmbedding:
@@ -23,8 +24,10 @@ class RotaryEmbedding:
         if positions.device.type != "cpu" or not len(positions):
             return self._turned(positions)
         needed = int(positions.numpy().max()) + 1
+        if needed > _KEPT_MAX:
+            return self._turned(positions)
         if needed > len(self._kept[0]):
-            self._kept = self._turned(torch.arange(max(_POSITIONS_MIN, 1 << (needed - 1).bit_length())))
+            self._kept = self._turned(torch.arange(max(_KEPT_MIN, 1 << (needed - 1).bit_length())))
         cos, sin = self._kept
         return cos.index_select(0, positions), sin.index_select(0, positions)
 

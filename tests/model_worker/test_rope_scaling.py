@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from model_worker.layers.rope_scaling import YarnScaling
+from model_worker.layers.rope_scaling import YarnScaling, plain_frequencies
 from model_worker.layers.rotary import RotaryEmbedding
 from model_worker.weights.config_values import ConfigValues
 from model_worker.weights.rope_config import rope_config
@@ -91,3 +91,16 @@ def test_config_as_transformers_4_wrote_it() -> None:
         "rope_scaling": {key: value for key, value in LLAMA_31.items() if key != "rope_theta"},
     }
     assert rope_config(ConfigValues(Path("config.json"), json.loads(json.dumps(older)))) == rope_config(config_values(LLAMA_31))
+
+
+def test_angles_that_are_kept_are_those_that_are_computed() -> None:
+    """However far the positions before have gone, bit for bit."""
+    theta, dim = 100_000.0, 64
+    rotary, positions = (
+        RotaryEmbedding(dim, theta),
+        [torch.tensor([3]), torch.tensor([1023, 0, 1024]), torch.tensor([70_000, 5])],
+    )
+    for some in [*positions, *positions]:
+        angles = some.float().unsqueeze(1) * plain_frequencies(dim, theta)
+        cos, sin = rotary(some)
+        assert torch.equal(cos, angles.cos()) and torch.equal(sin, angles.sin())
