@@ -22,6 +22,20 @@ def _resource(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 _RELABELING = _object({"targetLabel": {"type": "string", "pattern": "^[a-zA-Z_][a-zA-Z0-9_]*$"}, "replacement": _TEXT})
 _ENDPOINT = _object({"port": _TEXT, "interval": _DURATION, "relabelings": {"type": "array", "items": _RELABELING}})
+_RULE = _object(
+    {
+        "alert": _TEXT,
+        "record": _TEXT,
+        "expr": _TEXT,
+        "for": _DURATION,
+        "keep_firing_for": _DURATION,
+        "labels": _TEXTS,
+        "annotations": _TEXTS,
+    },
+    *("alert", "record", "for", "keep_firing_for", "labels", "annotations"),
+)
+_GROUP = _object({"name": _TEXT, "interval": _DURATION, "rules": {"type": "array", "items": _RULE}}, "interval")
+
 CUSTOM_RESOURCES = {
     "ServiceMonitor": _resource(
         "ServiceMonitor",
@@ -33,5 +47,6 @@ CUSTOM_RESOURCES = {
             }
         ),
     ),
+    "PrometheusRule": _resource("PrometheusRule", _object({"groups": {"type": "array", "minItems": 1, "items": _GROUP}})),
 }
 """Schema by kind."""

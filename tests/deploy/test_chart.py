@@ -193,6 +193,16 @@ def test_a_pod_of_the_gpu_variant_has_a_gpu_for_each_process_and_room_for_what_i
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 7200
 
 
+def test_alerts_and_dashboard_are_installed_as_they_are_in_their_files() -> None:
+    found = manifests(value_set("operator"))
+    alerts = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    assert named(found, "PrometheusRule", "")["spec"] == alerts
+    dashboard = named(found, "ConfigMap", "-dashboard")
+    assert json.loads(dashboard["data"]["tessera.json"]) == json.loads((CHART / "files" / "dashboard.json").read_text())
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert not {"PrometheusRule", "ConfigMap"} & {manifest["kind"] for manifest in manifests({})}
+
+
 def test_images_can_be_anywhere_and_pinned() -> None:
     images = {component: container["image"] for component, container in containers(manifests(value_set("exposed-ipv6")))}
     assert images["gateway"].startswith("registry.example.com/tessera/tessera-slim@sha256:0123")
