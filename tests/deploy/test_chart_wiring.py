@@ -197,6 +197,8 @@ def test_workers_that_share_experts_know_their_number_and_the_first_one() -> Non
     assert rank["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['apps.kubernetes.io/pod-index']"
     assert config_of("scheduler", roles["scheduler"]).scheduling.lockstep
     assert worker["spec"]["podManagementPolicy"] == "Parallel", "none is ready before all are"
+    assert worker["spec"]["updateStrategy"] == {"type": "OnDelete"}, "one at a time they would end each other"
+    assert "updateStrategy" not in named(manifests(value_set("rocm")), "StatefulSet", "-worker")["spec"]
 
 
 @pytest.mark.parametrize(("name", "values"), [("demo-tessera", {}), ("tessera-llm", {"fullnameOverride": "llm"})])
