@@ -41,6 +41,8 @@ LABEL org.opencontainers.image.title="tessera-worker-cpu" \
 COPY --from=build /opt/tessera /opt/tessera
 ENV PATH=/opt/tessera/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 ENV TESSERA_WORKER_LISTEN=0.0.0.0:50053 TESSERA_HEALTH_ADDRESS=127.0.0.1:50053
+# Where the processes of one worker meet (--tensor-parallel-size): memory, which a container can write to even if it is read-only.
+ENV TMPDIR=/dev/shm
 # A number, so that Kubernetes can see that it is not root. No file belongs to it.
 USER 10001:10001
 EXPOSE 50053

@@ -155,6 +155,20 @@ def test_they_answer_together_unprivileged_and_without_writing(containers: dict[
     assert "Read-only file system" in subprocess.run(touch, capture_output=True, text=True).stderr
 
 
+def test_a_worker_of_several_processes_needs_no_more(images: dict[str, Image], scratch: Path) -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    options = ["--model", MODEL, "--kv-cache-bytes", str(32 << 20), "--tensor-parallel-size", "3"]
+    command = images["worker"].container(scratch / "run", "worker", *options, TESSERA_WORKER_LISTEN=address)
+    log = scratch / "ranks.log"
+    with log.open("wb") as file, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file) as process:
+        container = Container(images["worker"], scratch, address, log, process)
+        try:
+            wait_until(lambda: container.serves(SERVICES["worker"]), "the worker serves", 120)
+            assert container.terminate() == 0
+        finally:
+            process.kill()
+
+
 def test_a_gateway_that_is_told_to_end_finishes_its_answer_first(containers: dict[str, Container]) -> None:
     gateway = containers["gateway"]
     with Client(gateway.address) as client:
