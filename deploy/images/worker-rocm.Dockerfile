@@ -13,8 +13,8 @@ FROM rocm/pytorch:rocm7.2.4_ubuntu24.04_py3.12_pytorch_release_2.10.0@sha256:444
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # The base's own environment, which has torch for ROCm, and its Triton.
 ENV PATH=/opt/venv/bin:/opt/rocm/bin:/usr/local/bin:/usr/bin:/bin AITER_USE_SYSTEM_TRITON=1
-# AITER's modules meet at run time, and those that are compiled there must be of the same pybind11.
-RUN pip install pybind11==3.0.4
+# AITER's modules meet at run time, and those that are compiled there must be of the same pybind11. The other is what AITER is installed with.
+RUN pip install pybind11==3.0.4 setuptools_scm==8.3.1
 
 FROM base AS aiter
 # The commit that this service's calls are checked against: tests/aiter/signatures/head.json.
@@ -24,7 +24,7 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 WORKDIR /opt/aiter
 RUN git init --quiet . && git fetch --depth 1 https://github.com/ROCm/aiter.git "$AITER_COMMIT" && git checkout --quiet FETCH_HEAD \
     && git submodule update --init --recursive --depth 1
-RUN pip install setuptools_scm==8.3.1 && pip install --requirement requirements.txt
+RUN pip install --requirement requirements.txt
 # AITER looks for compiled modules in AITER_JIT_DIR, and among Python's other modules after that.
 RUN AITER_JIT_DIR=/opt/tessera/aiter-jit PREBUILD_KERNELS=1 GPU_ARCHS="gfx942;gfx950" python setup.py develop \
     && rm -rf /opt/tessera/aiter-jit/build .git
