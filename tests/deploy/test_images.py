@@ -58,21 +58,19 @@ def test_versions_are_those_of_the_distribution_and_of_the_aiter_that_calls_are_
 
 
 @pytest.mark.parametrize("name", image_locks.EXTRAS)
-def test_a_lock_pins_all_that_an_image_needs_to_versions_that_are_asked_for(name: str) -> None:
+def test_a_lock_pins_what_is_asked_for_to_versions_that_will_do(name: str) -> None:
+    """That it has all that these need in turn is for `pip check`, while the image is built: what the newest ones need may be something else."""
     lines = [line for line in (IMAGES / name).read_text().splitlines() if not line.startswith("#")]
     pinned = dict(line.split("==") for line in lines)
-    needed = image_locks.needed(image_locks.EXTRAS[name])
-    missing = needed.keys() - image_locks.LEFT_OUT - pinned.keys()
-    assert not missing, f"make image-locks: {missing}"
     own = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [
-        *own["dependencies"],
-        *(line for extra in image_locks.EXTRAS[name] for line in own["optional-dependencies"][extra]),
-    ]
-    for requirement in map(Requirement, asked):
+    client = tomllib.loads((ROOT / "protos" / "pyproject.toml").read_text())["project"]
+    extras = (line for extra in image_locks.EXTRAS[name] for line in own["optional-dependencies"][extra])
+    for requirement in map(Requirement, (*own["dependencies"], *client["dependencies"], *extras)):
         to = canonicalize_name(requirement.name)
         if to not in image_locks.LEFT_OUT:
-            assert requirement.specifier.contains(pinned[to]), f"make image-locks: {requirement}, but {to}=={pinned[to]}"
+            assert to in pinned and requirement.specifier.contains(pinned[to]), (
+                f"make image-locks: {requirement}, {pinned.get(to)}"
+            )
 
 
 def test_torch_is_in_no_slim_image_and_its_build_is_chosen_elsewhere_for_workers() -> None:
