@@ -1,7 +1,6 @@
 #include "team.hpp"
 
 #include <immintrin.h>
-#include <sched.h>
 
 namespace tessera {
 
@@ -34,9 +33,11 @@ void Team::start(int pieces, Call call, const void* context) {
   jobs_.fetch_add(1, std::memory_order_seq_cst);
   jobs_.notify_all();
   take_pieces();
-  for (int spin = 0; done_.load(std::memory_order_acquire) != pieces; ++spin) {
+  // Whoever has the last piece may have been set aside. Asleep we leave our core, and the system gives it to that thread; spinning we would not.
+  int done = done_.load(std::memory_order_acquire);
+  for (int spin = 0; done != pieces; ++spin, done = done_.load(std::memory_order_acquire)) {
     if (spin < SPINS) _mm_pause();
-    else sched_yield();
+    else done_.wait(done, std::memory_order_acquire);
   }
 }
 
@@ -44,9 +45,10 @@ void Team::take_pieces() {
   for (;;) {
     const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
     const uint64_t piece = ticket & NEXT_MASK;
-    if (piece >= ticket >> NEXT_BITS) return;
+    const int pieces = static_cast<int>(ticket >> NEXT_BITS);
+    if (static_cast<int>(piece) >= pieces) return;
     call_(context_, static_cast<int>(piece));
-    done_.fetch_add(1, std::memory_order_release);
+    if (done_.fetch_add(1, std::memory_order_release) + 1 == pieces) done_.notify_all();
   }
 }
 
