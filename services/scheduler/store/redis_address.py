@@ -117,14 +117,26 @@ class SentinelAddress:
 
 
 def read_address(url: str, password_file: Path | None = None) -> RedisAddress:
-    """The address that `url` means. Raises ValueError."""
+    """The address that `url` means. Raises ConfigError."""
+    try:
+        return _read(url, password_file)
+    except ConfigError:
+        raise
+    except ValueError:  # its text may be a part of a password that has a / or an @
+        raise ConfigError(
+            "redis_url cannot be read: it is redis://[USER:PASSWORD@]HOST:PORT/DB, rediss://..., unix:///PATH or "
+            "sentinel://HOST:PORT,HOST:PORT/SERVICE/DB, and /, @, : and % in a password are %2F, %40, %3A and %25"
+        ) from None
+
+
+def _read(url: str, password_file: Path | None) -> RedisAddress:
     if not url.startswith(_SENTINEL_SCHEME):
         return FixedAddress(Credentials(read_url(url), password_file))
     parts = urlsplit(url)
     credentials, _, hosts = parts.netloc.rpartition("@")
     service, _, database = parts.path.strip("/").partition("/")
     if not service or not (database or "0").isdecimal() or parts.query:
-        raise ValueError("a sentinel URL is sentinel://HOST:PORT,HOST:PORT/SERVICE/DB")
+        raise ConfigError("redis_url: behind Sentinel it is sentinel://HOST:PORT,HOST:PORT/SERVICE/DB")
     options: dict[str, Any] = {"db": int(database or "0")}
     user, _, password = credentials.partition(":")
     options |= {name: unquote(text) for name, text in (("username", user), ("password", password)) if text}
@@ -135,5 +147,5 @@ def read_address(url: str, password_file: Path | None = None) -> RedisAddress:
 def _host_and_port(text: str) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")  # reads [IPv6]:PORT too
     if not parts.hostname:
-        raise ValueError(f"a sentinel is HOST:PORT, got {text!r}")
+        raise ConfigError("redis_url: a Sentinel is HOST:PORT, and one has no host")
     return parts.hostname, parts.port or SENTINEL_PORT

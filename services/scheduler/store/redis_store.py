@@ -128,7 +128,7 @@ class RedisStore:
     """`Store` in Redis or Valkey. Connects by itself, at the first call and again after each failure. An answer takes at most five times
     `timeout_s`: to find the server, connect, see its role, try, and send a script that the server does not know. `read` sends many commands.
 
-    `url` is what `read_address` reads (a malformed one is a ValueError); `group` names the keys; `password_file` holds the server's password.
+    `url` is what `read_address` reads (a malformed one is a ConfigError); `group` names the keys; `password_file` holds the server's password.
     """
 
     def __init__(self, url: str, group: str, timeout_s: float = CALL_TIMEOUT_S, *, password_file: Path | None = None) -> None:

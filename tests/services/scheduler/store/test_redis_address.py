@@ -127,17 +127,19 @@ async def drive(store: RedisStore, journal: Journal) -> None:
         "sentinel://a:1/service/0/1",
         "sentinel://a:1/service?x=y",
         "http://a:1",
+        "redis://a:b/0",
     ],
 )
 def test_a_malformed_url_is_refused(url: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ConfigError, match="redis_url"):
         read_address(url)
 
 
-def test_a_refused_url_does_not_show_its_password() -> None:
-    with pytest.raises(ValueError) as refused:
-        read_address("sentinel://:secret@a:1")
-    assert "secret" not in str(refused.value)
+@pytest.mark.parametrize("url", ["sentinel://:secret@a:1", "redis://:secret/word@a:1/0", "sentinel://:secret/word@a:1/service"])
+def test_a_refused_url_does_not_show_its_password(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_address(url)
+    assert "secret" not in str(refused.value) and refused.value.__cause__ is None
 
 
 def test_the_password_comes_from_its_file_at_each_connection(
