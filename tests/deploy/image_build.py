@@ -31,6 +31,7 @@ BASE_ENVIRONMENT = {
 
 _ENTER = """
 set -eu
+PATH=$PATH:/usr/sbin:/sbin
 mount -t overlay overlay -o "$1" "$2"
 mount --bind -o ro "$3" "$2/usr/local"
 mount -t proc proc "$2/proc"
