@@ -219,6 +219,10 @@ def test_the_notes_say_what_is_open() -> None:
     notes = render({})["NOTES.txt"]
     assert "everybody who can connect is answered" in notes and "for development" in notes
     notes = render(
-        {**value_set("tls-tokens"), "redis": value_set("redis-sentinel")["redis"], "networkPolicy": {"redisPorts": [6379]}}
+        {
+            **value_set("tls-tokens"),
+            "redis": value_set("redis-sentinel")["redis"],
+            "networkPolicy": {"redisPorts": [6379, 26379]},
+        }
     )["NOTES.txt"]
     assert "Nothing is encrypted" not in notes and "for development" not in notes

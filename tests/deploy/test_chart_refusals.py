@@ -110,6 +110,14 @@ def test_the_schema_refuses_what_is_unknown_or_wrong(values: Values, words: str)
             {"redis": {"mode": "external", "external": {"url": "redis://redis"}}, "networkPolicy": {"redisPorts": [1]}},
             "lacks 6379",
         ),
+        (
+            {
+                "redis": {"mode": "external", "external": {"url": "sentinel://a:26379,b:26390/journal"}},
+                "networkPolicy": {"redisPorts": [26379]},
+            },
+            "networkPolicy.redisPorts lacks 26390, a Sentinel's port of redis.external.url",
+        ),
+        ({"redis": {"mode": "external", "external": {"url": "sentinel://user@a/journal"}}}, "redisPorts lacks 26379"),
         ({"tls": {"enabled": True, "peerName": "parts.tessera"}}, "tls.existingSecret is empty, but tls.enabled is true"),
         ({"tls": {"enabled": True, "existingSecret": "parts"}}, "tls.peerName is empty, but tls.enabled is true"),
         ({"tls": {"clientCaSecret": "ca"}}, "tls.clientCaSecret is given, but tls.enabled is false"),
