@@ -89,6 +89,7 @@ def test_the_schema_refuses_what_is_unknown_or_wrong(values: Values, words: str)
             "worker.terminationGracePeriodSeconds (60) is shorter",
         ),
         ({"model": {"name": "/models/m"}}, "model.name is /models/m, but model.weights.source image puts nothing there"),
+        ({"worker": {"variant": "rocm"}}, "model.weights.source is image, and the image for ROCm has no weights"),
         ({"model": {"name": "SmolLM2-135M-Instruct", "weights": PVC}}, "model.name must be a path below /models/"),
         ({"model": {"name": "/models/m", "weights": {"source": "pvc"}}}, "model.weights.pvc.claimName is empty"),
         ({"model": {"name": "/models/m", "weights": {"source": "init"}}}, "model.weights.init.image is empty"),
