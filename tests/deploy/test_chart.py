@@ -163,11 +163,33 @@ def test_numbers_and_switches_reach_the_command_line_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu", "size", "threads"), [("4", 1, 4), (4, 1, 4), ("7500m", 1, 7), ("2.5", 1, 2), ("500m", 1, 1), (8, 3, 2)]
+    ("cpu", "size", "threads"),
+    [
+        ("4", 1, 4),
+        (4, 1, 4),
+        (2.5, 1, 2),
+        ("7500m", 1, 7),
+        ("2.5", 1, 2),
+        ("500m", 1, 1),
+        (8, 3, 2),
+        ("1k", 2, 500),
+        ("2k", 1, 1024),
+    ],
 )
 def test_a_worker_on_cpus_has_threads_for_its_limit(cpu: Any, size: int, threads: int) -> None:
-    worker = {"tensorParallelSize": size, "pod": {"resources": {"limits": {"cpu": cpu}}}}
+    worker = {"tensorParallelSize": size, "pod": {"resources": {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}}}
     assert f"--threads={threads}" in pods(manifests({"worker": worker}))["worker"]["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("memory", [8589934592, 1.5e9, "1.5Gi", "129e6", "2Pi", "1E"])
+def test_quantities_are_what_kubernetes_reads(memory: Any) -> None:
+    size = 8589934592 if isinstance(memory, float) else memory
+    own = {"requests": {"cpu": 0.5, "memory": memory}, "limits": {"memory": memory}}
+    found = manifests({"gateway": {"pod": {"resources": own}}, "redis": {"inChart": {"persistence": {"size": size}}}})
+    assert not [line for manifest in found for version in KUBERNETES for line in complaints(manifest, version)]
+    assert pods(found)["gateway"]["spec"]["containers"][0]["resources"] == own
+    (claim,) = named(found, "StatefulSet", "-redis")["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == str(size)
 
 
 def test_a_worker_that_is_told_its_threads_or_has_no_limit_gets_no_others() -> None:

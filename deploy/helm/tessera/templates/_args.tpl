@@ -42,13 +42,21 @@
 {{- end }}
 {{- end }}
 
+{{/* A quantity of Kubernetes (500m, 1.5Gi, 2) as a number, to compare. */}}
+{{- define "tessera.amount" -}}
+{{- $of := dict "n" 1e-9 "u" 1e-6 "m" 1e-3 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 -}}
+{{- $of = merge $of (dict "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0) -}}
+{{- $text := toString . -}}
+{{- $unit := regexFind "[a-zA-Z]+$" $text -}}
+{{- mulf (trimSuffix $unit $text | float64) (get $of $unit | default 1.0) | printf "%.9f" -}}
+{{- end }}
+
 {{/* Threads of each process of a CPU worker: the cores of its limit, where it has one. A process sees all cores of its node. */}}
 {{- define "tessera.threads" -}}
 {{- $limits := default dict .Values.worker.pod.resources.limits -}}
 {{- if and (eq .Values.worker.variant "cpu") $limits.cpu (not (hasKey .Values.worker.options "threads")) -}}
-{{- $cpu := toString $limits.cpu -}}
-{{- $milli := ternary (trimSuffix "m" $cpu | float64) (mulf (float64 $cpu) 1000) (hasSuffix "m" $cpu) -}}
-{{- max 1 (div (int64 $milli) (mul 1000 (int64 .Values.worker.tensorParallelSize))) -}}
+{{- $cores := include "tessera.amount" $limits.cpu | float64 -}}
+{{- min 1024 (max 1 (div (int64 $cores) (int64 .Values.worker.tensorParallelSize))) -}}
 {{- end -}}
 {{- end }}
 

@@ -22,10 +22,10 @@
       spec:
         accessModes: [ReadWriteOnce]
         storageClassName: {{ $weights.init.storageClass | quote }}
-        resources: {requests: {storage: {{ $weights.init.size | quote }}}}
+        resources: {requests: {storage: {{ include "tessera.number" $weights.init.size | quote }}}}
 {{- else if eq $weights.source "init" }}
 - name: weights
-  emptyDir: {sizeLimit: {{ $weights.init.size | quote }}}
+  emptyDir: {sizeLimit: {{ include "tessera.number" $weights.init.size | quote }}}
 {{- end }}
 {{- end }}
 
