@@ -63,6 +63,23 @@ def test_the_schema_refuses_what_is_unknown_or_wrong(values: Values, words: str)
         ),
         (rocm(tensorParallelSize=16), "worker.tensorParallelSize (16) does not divide worker.gpu.perNode (8)"),
         (rocm(pod={"resources": {"limits": {"amd.com/gpu": 1}}}), "worker.pod.resources.limits has amd.com/gpu: leave it out"),
+        (
+            rocm(pod={"resources": {"requests": {"amd.com/gpu": 1}}}),
+            "worker.pod.resources.requests has amd.com/gpu: leave it out",
+        ),
+        (
+            {"gateway": {"pod": {"resources": {"limits": {"memory": "0.5Gi"}}}}},
+            "gateway.pod.resources.requests.memory (1Gi) is above gateway.pod.resources.limits.memory (0.5Gi): give both",
+        ),
+        (
+            {"worker": {"pod": {"resources": {"limits": {"cpu": "1500m"}}}}},
+            "worker.pod.resources.requests.cpu (2) is above worker.pod.resources.limits.cpu (1500m)",
+        ),
+        (
+            {"scheduler": {"pod": {"resources": {"requests": {"memory": 2**32 + 1}}}}},
+            "scheduler.pod.resources.requests.memory (4294967297) is above scheduler.pod.resources.limits.memory (4Gi)",
+        ),
+        ({"scheduler": {"pod": {"resources": {"requests": {"cpu": 2.5}, "limits": {"cpu": 0}}}}}, "limits.cpu (0)"),
         (rocm(expertParallel=True), "worker.expertParallel needs worker.replicas of 2 or more, got 1"),
         (
             rocm(expertParallel=True, replicas=2, autoscaling={"enabled": True}),

@@ -50,7 +50,12 @@ def problems(values: Values) -> list[str]:
 
 
 FREE = (
-    *(f"{role}/{key}" for role in ("gateway", "scheduler", "worker") for key in ("options", "pod", "podDisruptionBudget")),
+    *(f"{role}/{key}" for role in ("gateway", "scheduler", "worker") for key in ("options", "podDisruptionBudget")),
+    *(
+        f"{role}/pod/{key}"
+        for role in ("gateway", "scheduler", "worker")
+        for key in ("nodeSelector", "tolerations", "priorityClassName", "labels", "annotations", "supplementalGroups")
+    ),
     *(
         "gateway/replicas",
         "gateway/exposed",
@@ -64,7 +69,8 @@ FREE = (
     *(
         "drain",
         "image",
-        "redis/inChart",
+        "redis/inChart/image",
+        "redis/inChart/persistence",
         "redis/auth",
         "group",
         "nameOverride",
