@@ -192,6 +192,17 @@ def test_quantities_are_what_kubernetes_reads(memory: Any) -> None:
     assert claim["spec"]["resources"]["requests"]["storage"] == str(size)
 
 
+def test_names_may_be_as_long_as_those_of_kubernetes() -> None:
+    name, key = "s" * 253, f"{'p' * 249}.com/{'n' * 63}"
+    tls = {"enabled": True, "existingSecret": name, "peerName": f"{'p' * 63}.{'q' * 63}.example"}
+    found = manifests({"tls": tls, "gateway": {"pod": {"annotations": {key: "on"}}}})
+    assert not [line for manifest in found for version in KUBERNETES for line in complaints(manifest, version)]
+    gateway = pods(found)["gateway"]
+    assert gateway["metadata"]["annotations"] == {key: "on"}
+    assert [volume["secret"]["secretName"] for volume in gateway["spec"]["volumes"] if volume["name"] == "tls"] == [name]
+    assert f"--tls-peer-name={tls['peerName']}" in gateway["spec"]["containers"][0]["args"]
+
+
 def test_a_worker_that_is_told_its_threads_or_has_no_limit_gets_no_others() -> None:
     limited = {"options": {"threads": 3}, "pod": {"resources": {"limits": {"cpu": 8}}}}
     for worker, expected in ((limited, ["--threads=3"]), ({}, [])):

@@ -42,6 +42,9 @@ def refusal(values: Values) -> str:
             {"redis": {"external": {"url": "http://redis:6379"}}},
             "at '/redis/external/url': 'http://redis:6379' does not match pattern",
         ),
+        ({"tls": {"existingSecret": "s" * 254}}, "at '/tls/existingSecret': maxLength: got 254, want 253"),
+        ({"gateway": {"pod": {"annotations": {"example.com/" + "n" * 64: ""}}}}, "nnn' does not match pattern"),
+        ({"gateway": {"pod": {"annotations": {"p" * 254 + "/name": ""}}}}, "ppp/name' does not match pattern"),
         ({"worker": {"shmSize": "much"}}, "at '/worker/shmSize': 'much' does not match pattern"),
         ({"security": {"runAsUser": 0}}, "at '/security/runAsUser': minimum: got 0, want 1"),
         (
