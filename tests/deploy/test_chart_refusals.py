@@ -139,6 +139,19 @@ def test_the_schema_refuses_what_is_unknown_or_wrong(values: Values, words: str)
             "networkPolicy.redisPorts lacks 26390, a Sentinel's port of redis.external.url",
         ),
         ({"redis": {"mode": "external", "external": {"url": "sentinel://user@a/journal"}}}, "redisPorts lacks 26379"),
+        (
+            {"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}},
+            "metrics.serviceMonitor.enabled needs metrics.enabled",
+        ),
+        (
+            {"metrics": {"enabled": False, "prometheusRule": {"enabled": True}}},
+            "metrics.prometheusRule.enabled needs metrics.enabled",
+        ),
+        ({"metrics": {"enabled": False, "dashboard": {"enabled": True}}}, "metrics.dashboard.enabled needs metrics.enabled"),
+        (
+            {"metrics": {"enabled": False}, "worker": {"autoscaling": {"enabled": True}}},
+            "worker.autoscaling.enabled needs metrics.enabled",
+        ),
         ({"tls": {"enabled": True, "peerName": "parts.tessera"}}, "tls.existingSecret is empty, but tls.enabled is true"),
         ({"tls": {"enabled": True, "existingSecret": "parts"}}, "tls.peerName is empty, but tls.enabled is true"),
         ({"tls": {"clientCaSecret": "ca"}}, "tls.clientCaSecret is given, but tls.enabled is false"),

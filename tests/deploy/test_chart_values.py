@@ -75,7 +75,7 @@ FREE = (
         "group",
         "nameOverride",
         "fullnameOverride",
-        "metrics",
+        "metrics/enabled",
         "tracing",
         "networkPolicy",
     ),
