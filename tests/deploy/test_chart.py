@@ -226,6 +226,21 @@ def test_a_pod_of_the_gpu_variant_has_a_gpu_for_each_process_and_room_for_what_i
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 7200
 
 
+@pytest.mark.parametrize("storage_class", ["", "fast"])
+@pytest.mark.parametrize(
+    ("name", "own", "expected"), [("m", "", "1Gi"), ("m", "3Gi", "3Gi"), ("m.gguf", "", "20Gi"), ("m.gguf", 2**40, str(2**40))]
+)
+def test_fetched_weights_have_room_for_what_a_role_reads(storage_class: str, name: str, own: Any, expected: str) -> None:
+    resources = {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
+    init = {"image": "fetch", "size": "20Gi", "gatewaySize": own, "storageClass": storage_class, "resources": resources}
+    found = pods(manifests({"model": {"name": f"/models/{name}", "weights": {"source": "init", "init": init}}}))
+    for role, size in (("worker", "20Gi"), ("gateway", expected)):
+        (volume,) = [one for one in found[role]["spec"]["volumes"] if one["name"] == "weights"]
+        claim = volume.get("ephemeral", {}).get("volumeClaimTemplate", {}).get("spec")
+        assert (claim["resources"]["requests"]["storage"] if storage_class else volume["emptyDir"]["sizeLimit"]) == size
+        assert found[role]["spec"]["initContainers"][0]["resources"] == resources
+
+
 def test_alerts_and_dashboard_are_installed_as_they_are_in_their_files() -> None:
     found = manifests(value_set("operator"))
     alerts = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())

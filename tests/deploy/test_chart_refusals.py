@@ -83,6 +83,10 @@ def test_the_schema_refuses_what_is_unknown_or_wrong(values: Values, words: str)
             "scheduler.pod.resources.requests.memory (4294967297) is above scheduler.pod.resources.limits.memory (4Gi)",
         ),
         ({"scheduler": {"pod": {"resources": {"requests": {"cpu": 2.5}, "limits": {"cpu": 0}}}}}, "limits.cpu (0)"),
+        (
+            {"model": {"weights": {"init": {"resources": {"limits": {"cpu": "100m"}}}}}},
+            "model.weights.init.resources.requests.cpu (500m) is above model.weights.init.resources.limits.cpu (100m)",
+        ),
         (rocm(expertParallel=True), "worker.expertParallel needs worker.replicas of 2 or more, got 1"),
         (
             rocm(expertParallel=True, replicas=2, autoscaling={"enabled": True}),

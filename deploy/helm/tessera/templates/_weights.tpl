@@ -10,8 +10,16 @@
 {{- end }}
 {{- end }}
 
+{{/* Gateways need the tokenizer alone, which a .gguf file has in itself. Of (dict "root" $ "role" ROLE). */}}
+{{- define "tessera.weightsSize" -}}
+{{- $init := .root.Values.model.weights.init -}}
+{{- $gateway := default (ternary $init.size "1Gi" (hasSuffix ".gguf" .root.Values.model.name)) $init.gatewaySize -}}
+{{- ternary $gateway $init.size (eq .role "gateway") | include "tessera.number" -}}
+{{- end }}
+
+{{/* Of (dict "root" $ "role" ROLE). */}}
 {{- define "tessera.weightsVolume" -}}
-{{- $weights := .Values.model.weights -}}
+{{- $weights := .root.Values.model.weights -}}
 {{- if eq $weights.source "pvc" }}
 - name: weights
   persistentVolumeClaim: {claimName: {{ $weights.pvc.claimName | quote }}, readOnly: true}
@@ -22,10 +30,10 @@
       spec:
         accessModes: [ReadWriteOnce]
         storageClassName: {{ $weights.init.storageClass | quote }}
-        resources: {requests: {storage: {{ include "tessera.number" $weights.init.size | quote }}}}
+        resources: {requests: {storage: {{ include "tessera.weightsSize" . | quote }}}}
 {{- else if eq $weights.source "init" }}
 - name: weights
-  emptyDir: {sizeLimit: {{ include "tessera.number" $weights.init.size | quote }}}
+  emptyDir: {sizeLimit: {{ include "tessera.weightsSize" . | quote }}}
 {{- end }}
 {{- end }}
 
@@ -52,6 +60,8 @@
   envFrom:
     - secretRef: {name: {{ . | quote }}}
   {{- end }}
+  resources:
+    {{- toYaml .resources | nindent 4 }}
   securityContext:
     {{- include "tessera.containerSecurity" . | nindent 4 }}
   volumeMounts:
