@@ -241,6 +241,31 @@ def test_fetched_weights_have_room_for_what_a_role_reads(storage_class: str, nam
         assert found[role]["spec"]["initContainers"][0]["resources"] == resources
 
 
+def test_the_pods_of_all_roles_have_what_a_pod_can_be_given() -> None:
+    pod: dict[str, Any] = {
+        "resources": {"requests": {"cpu": "3", "memory": "7Gi"}, "limits": {"memory": "7Gi"}},
+        "nodeSelector": {"pool": "llm"},
+        "tolerations": [{"key": "llm", "operator": "Exists"}],
+        "priorityClassName": "high",
+        "labels": {"team": "llm", "app.kubernetes.io/component": "mine"},
+        "annotations": {"example.com/mesh": "off", "helm.sh/hook": "mine"},
+        "env": [{"name": "MALLOC_ARENA_MAX", "value": "2"}],
+        "supplementalGroups": [44],
+    }
+    places = {"redis": {"inChart": {"pod": pod}}, **{role: {"pod": pod} for role in ("gateway", "scheduler", "worker", "test")}}
+    found = manifests({**places, "image": {"pullSecrets": ["pull"]}})
+    assert not [line for manifest in found for version in KUBERNETES for line in complaints(manifest, version)]
+    assert pods(found).keys() == {"gateway", "scheduler", "worker", "redis", "test"}
+    for component, template in pods(found).items():
+        spec, metadata = template["spec"], template["metadata"]
+        assert {key: spec[key] for key in ("nodeSelector", "tolerations", "priorityClassName")}.items() <= pod.items()
+        assert spec["securityContext"]["supplementalGroups"] == [44]
+        assert spec["serviceAccountName"] == "demo-tessera" and spec["imagePullSecrets"] == [{"name": "pull"}]
+        assert spec["containers"][0]["resources"] == pod["resources"] and pod["env"][0] in spec["containers"][0]["env"]
+        assert metadata["labels"]["team"] == "llm" and metadata["annotations"]["example.com/mesh"] == "off"
+        assert metadata["annotations"]["helm.sh/hook"] == ("test" if component == "test" else "mine")
+
+
 def test_alerts_and_dashboard_are_installed_as_they_are_in_their_files() -> None:
     found = manifests(value_set("operator"))
     alerts = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())

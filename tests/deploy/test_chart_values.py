@@ -53,7 +53,7 @@ FREE = (
     *(f"{role}/{key}" for role in ("gateway", "scheduler", "worker") for key in ("options", "podDisruptionBudget")),
     *(
         f"{role}/pod/{key}"
-        for role in ("gateway", "scheduler", "worker")
+        for role in ("gateway", "scheduler", "worker", "redis/inChart", "test")
         for key in ("nodeSelector", "tolerations", "priorityClassName", "labels", "annotations", "supplementalGroups")
     ),
     *(
