@@ -124,6 +124,24 @@ def test_the_schema_refuses_what_is_unknown_or_wrong(values: Values, words: str)
             "redis.external.url has a password",
         ),
         (
+            {"redis": {"mode": "external", "external": {"url": "redis://user:a/secret@redis:6379/0"}}},
+            "redis.external.url has a password",
+        ),
+        (
+            {"redis": {"mode": "external", "external": {"url": "redis://:a@secret@redis:6379/0"}}},
+            "redis.external.url has a password",
+        ),
+        (
+            {
+                "redis": {
+                    "mode": "external",
+                    "external": {"url": "sentinel://u:a,secret@redis:26379/s"},
+                    "auth": {"existingSecret": "s"},
+                }
+            },
+            "redis.external.url has a password",
+        ),
+        (
             {"redis": {"mode": "external", "external": {"url": "redis://redis:6379/0", "caSecret": "ca"}}},
             "redis.external.caSecret and clientCertSecret are for a redis.external.url that begins with rediss://",
         ),
