@@ -186,6 +186,10 @@ def test_the_schema_refuses_what_is_unknown_or_wrong(values: Values, words: str)
         ),
         ({"tls": {**TLS, "clientCaSecret": "ca"}}, "test.clientCertSecret is empty, but tls.clientCaSecret is given"),
         (
+            {"gateway": {"exposed": {"enabled": True, "type": "ClusterIP", "loadBalancerSourceRanges": ["10.0.0.0/8"]}}},
+            "gateway.exposed.loadBalancerSourceRanges is for type LoadBalancer, got ClusterIP",
+        ),
+        (
             {"gateway": {"engine": {"enabled": True}}, "auth": {"clients": {"enabled": True, "existingSecret": "s"}}},
             "gateway.engine.enabled would answer everybody past auth.clients",
         ),

@@ -58,7 +58,7 @@ FREE = (
     ),
     *(
         "gateway/replicas",
-        "gateway/exposed",
+        *(f"gateway/exposed/{key}" for key in ("enabled", "port", "annotations", "loadBalancerSourceRanges")),
         "gateway/engine",
         "worker/replicas",
         "worker/gpu/resource",
