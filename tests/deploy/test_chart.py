@@ -266,6 +266,12 @@ def test_the_pods_of_all_roles_have_what_a_pod_can_be_given() -> None:
         assert metadata["annotations"]["helm.sh/hook"] == ("test" if component == "test" else "mine")
 
 
+def test_an_update_of_gateways_is_given_up_only_after_workers_were() -> None:
+    for seconds in (10, 7200):
+        found = manifests({"worker": {"startupSeconds": seconds}})
+        assert named(found, "Deployment", "-gateway")["spec"]["progressDeadlineSeconds"] == seconds + 600
+
+
 def test_alerts_and_dashboard_are_installed_as_they_are_in_their_files() -> None:
     found = manifests(value_set("operator"))
     alerts = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
