@@ -83,6 +83,22 @@ def test_the_schema_refuses_what_is_unknown_or_wrong(values: Values, words: str)
             "scheduler.pod.resources.requests.memory (4294967297) is above scheduler.pod.resources.limits.memory (4Gi)",
         ),
         ({"scheduler": {"pod": {"resources": {"requests": {"cpu": 2.5}, "limits": {"cpu": 0}}}}}, "limits.cpu (0)"),
+        *(
+            (
+                {role: {"pod": {"env": [{"name": name, "value": "x"}]}}},
+                f"{role}.pod.env has {name}, which the chart sets by itself",
+            )
+            for role, name in (
+                ("gateway", "TESSERA_GATEWAY_LISTEN"),
+                ("scheduler", "HOME"),
+                ("worker", "AITER_JIT_DIR"),
+                ("worker", "TRITON_CACHE_DIR"),
+                ("worker", "TESSERA_WORKER_EXPERT_PARALLEL_RANK"),
+                ("test", "TESSERA_GENERATE_MAX_TOKENS"),
+            )
+        ),
+        ({"redis": {"inChart": {"pod": {"env": [{"name": "HOME", "value": "/"}]}}}}, "redis.inChart.pod.env has HOME"),
+        ({"model": {"weights": {"init": {"env": [{"name": "TARGET", "value": "/"}]}}}}, "model.weights.init.env has TARGET"),
         (
             {"model": {"weights": {"init": {"resources": {"limits": {"cpu": "100m"}}}}}},
             "model.weights.init.resources.requests.cpu (500m) is above model.weights.init.resources.limits.cpu (100m)",
