@@ -40,15 +40,15 @@ def chart() -> helm_python.Chart:
     return helm_python.Chart.load(CHART)
 
 
-def render(values: Values) -> dict[str, str]:
+def render(values: Values, release: str = RELEASE, namespace: str = NAMESPACE) -> dict[str, str]:
     """Text by template, of those that give any. Raises helm_python.HelmError for values that are refused."""
-    files = chart().render(values, name=RELEASE, namespace=NAMESPACE)
+    files = chart().render(values, name=release, namespace=namespace)
     return {name.removeprefix("tessera/templates/"): text for name, text in files.items() if text.strip()}
 
 
-def manifests(values: Values) -> list[Manifest]:
+def manifests(values: Values, release: str = RELEASE, namespace: str = NAMESPACE) -> list[Manifest]:
     """Every object, the test's pod too. Raises as `render`."""
-    texts = (text for name, text in render(values).items() if name.endswith(".yaml"))
+    texts = (text for name, text in render(values, release, namespace).items() if name.endswith(".yaml"))
     return [manifest for text in texts for manifest in yaml.load_all(text, _Loader) if manifest]
 
 

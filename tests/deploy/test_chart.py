@@ -1,6 +1,7 @@
 """The chart renders for every set of values, and Kubernetes takes what it renders; its schema says all that there is to set."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -270,6 +271,27 @@ def test_an_update_of_gateways_is_given_up_only_after_workers_were() -> None:
     for seconds in (10, 7200):
         found = manifests({"worker": {"startupSeconds": seconds}})
         assert named(found, "Deployment", "-gateway")["spec"]["progressDeadlineSeconds"] == seconds + 600
+
+
+LONGEST = "a" * 53
+"""Of what Helm takes for a release."""
+
+
+@pytest.mark.parametrize("release", ["llm.team-a", "3m", "7.2", LONGEST, f"tessera-{'b' * 31}-{'c' * 13}"])
+def test_whatever_a_release_is_called_its_objects_have_names_that_kubernetes_takes(release: str) -> None:
+    found = manifests({**value_set("operator"), "gateway": {"exposed": {"enabled": True}}}, release)
+    for manifest in found:
+        form = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?" if manifest["kind"] == "Service" else r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+        assert re.fullmatch(form, manifest["metadata"]["name"]), manifest["metadata"]["name"]
+    revision = f"{named(found, 'StatefulSet', '-worker')['metadata']['name']}-0123456789"
+    assert len(revision) <= 63, "a label of its pods"
+
+
+def test_releases_whose_names_are_made_to_fit_have_names_of_their_own() -> None:
+    releases = ("demo", "a.b", "a-b", f"{LONGEST[:-1]}b", LONGEST, "3m", "r-3m", "tessera")
+    names = {named(manifests({}, release), "Service", "-gateway")["metadata"]["name"] for release in releases}
+    assert len(names) == len(releases)
+    assert {"demo-tessera-gateway", "a-b-tessera-gateway", "tessera-gateway"} <= names, "those that fit are as they are"
 
 
 def test_alerts_and_dashboard_are_installed_as_they_are_in_their_files() -> None:

@@ -1,7 +1,15 @@
+{{/* A release may be called what no Service can be: with dots, from a digit on, or too long for what follows. A name made to fit ends in a
+     hash of the wanted one, since two may fit alike. */}}
 {{- define "tessera.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
-{{- default $full .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- $wanted := default $full .Values.fullnameOverride -}}
+{{- $fit := replace "." "-" $wanted -}}
+{{- $fit = ternary (printf "r-%s" $fit) $fit (regexMatch "^[0-9]" $fit) -}}
+{{- if or (ne $fit $wanted) (gt (len $fit) 40) -}}
+{{- $fit = printf "%s-%s" ($fit | trunc 31 | trimSuffix "-") (sha256sum $wanted | trunc 8) -}}
+{{- end -}}
+{{- $fit -}}
 {{- end }}
 
 {{- define "tessera.serviceAccount" -}}
