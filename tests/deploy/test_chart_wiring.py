@@ -218,8 +218,14 @@ def test_jobs_have_the_name_that_alerts_look_for_and_the_scaler_reads_its_own_sc
 
 
 def test_two_installations_do_not_share_keys() -> None:
-    for values, group in (({}, "demo-tessera"), ({"fullnameOverride": "llm"}, "llm"), ({"group": "mine"}, "mine")):
-        assert config_of("scheduler", commands(manifests(values))["scheduler"]).group == group
+    for values, namespace, group in (
+        ({}, NAMESPACE, "llm.demo-tessera"),
+        ({}, "other", "other.demo-tessera"),
+        ({"fullnameOverride": "big"}, NAMESPACE, "llm.big"),
+        ({"group": "mine"}, NAMESPACE, "mine"),
+    ):
+        found = commands(manifests(values, namespace=namespace))
+        assert config_of("scheduler", found["scheduler"]).group == group
 
 
 def _in_the_manual() -> list[Any]:

@@ -16,8 +16,9 @@
 {{- default (ternary (include "tessera.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end }}
 
+{{/* By default with the namespace, which has no dots: releases of one name in two namespaces may share a Redis. */}}
 {{- define "tessera.group" -}}
-{{- default (include "tessera.fullname" .) .Values.group -}}
+{{- default (printf "%s.%s" .Release.Namespace (include "tessera.fullname" .)) .Values.group -}}
 {{- end }}
 
 {{/* Of (dict "root" $ "role" ROLE). */}}
