@@ -43,7 +43,7 @@ def secrets() -> Secrets:
     return {
         "parts": pair(PART),
         "gateway": pair(PART, PUBLIC),
-        "redis": {"password": b"a password with spaces"},
+        "redis": {"password": rb"""a 'password' with "quotes", \n, $(id) and spaces"""},
         "clients": {"tokens": OURS + b" team-a public\n"},
         "internal": {"tokens": INNER + b" parts internal\n", "token": INNER},
         "mine": {"token": OURS},
