@@ -327,3 +327,12 @@ def test_the_notes_say_what_is_open() -> None:
         }
     )["NOTES.txt"]
     assert "Nothing is encrypted" not in notes and "for development" not in notes
+
+
+@every_set
+def test_the_notes_ask_as_the_test_does(name: str) -> None:
+    values = value_set(name)
+    (line,) = [line for line in render(values)["NOTES.txt"].splitlines() if line.strip().startswith("tessera generate")]
+    test = pods(manifests({**values, "test": {**values.get("test", {}), "enabled": True}}))["test"]
+    flags = {arg.partition("=")[0] for arg in test["spec"]["containers"][0]["args"] if arg.startswith("--")}
+    assert set(re.findall(r"--[a-z-]+", line)) == flags - {"--gateway", "--max-tokens", "--timeout-s"}
