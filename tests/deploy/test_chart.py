@@ -25,6 +25,7 @@ from tests.deploy.rendered import (
 )
 
 every_set = pytest.mark.parametrize("name", VALUE_SETS)
+APP_VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 
 
@@ -292,6 +293,20 @@ def test_releases_whose_names_are_made_to_fit_have_names_of_their_own() -> None:
     names = {named(manifests({}, release), "Service", "-gateway")["metadata"]["name"] for release in releases}
     assert len(names) == len(releases)
     assert {"demo-tessera-gateway", "a-b-tessera-gateway", "tessera-gateway"} <= names, "those that fit are as they are"
+
+
+@pytest.mark.parametrize(
+    ("image", "folder"),
+    [
+        ({}, f"aiter-{APP_VERSION}"),
+        ({"tag": "0.1.0-patched"}, "aiter-0.1.0-patched"),
+        ({"digest": f"sha256:{'0a' * 32}"}, f"aiter-{'0a' * 32}"),
+    ],
+)
+def test_kernels_that_aiter_compiled_are_those_of_the_image(image: dict[str, str], folder: str) -> None:
+    found = pods(manifests({**value_set("rocm-tp8"), "image": {"workerRocm": image}}))["worker"]["spec"]["containers"][0]
+    (variable,) = [variable for variable in found["env"] if variable["name"] == "AITER_JIT_DIR"]
+    assert variable["value"] == f"/var/cache/tessera/{folder}"
 
 
 def test_alerts_and_dashboard_are_installed_as_they_are_in_their_files() -> None:

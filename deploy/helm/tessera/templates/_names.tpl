@@ -55,6 +55,11 @@ labels:
 {{- end -}}
 {{- end }}
 
+{{/* What tells an image from others of its repository, as a folder's name; of the same. */}}
+{{- define "tessera.imageVersion" -}}
+{{- if .image.digest }}{{ trimPrefix "sha256:" .image.digest }}{{ else }}{{ default .root.Chart.AppVersion .image.tag }}{{ end -}}
+{{- end }}
+
 {{/* HOST:PORT of all pods of a role, of (dict "root" $ "role" ROLE "port" PORT): their headless Service has a record for each. */}}
 {{- define "tessera.all" -}}
 dns:///{{ include "tessera.fullname" .root }}-{{ .role }}.{{ .root.Release.Namespace }}.svc:{{ .port }}
