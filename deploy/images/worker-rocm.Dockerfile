@@ -14,7 +14,8 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # The base's own environment, which has torch for ROCm, and its Triton.
 ENV PATH=/opt/venv/bin:/opt/rocm/bin:/usr/local/bin:/usr/bin:/bin AITER_USE_SYSTEM_TRITON=1
 # AITER's modules meet at run time, and those that are compiled there must be of the same pybind11. The other is what AITER is installed with.
-RUN pip install pybind11==3.0.4 setuptools_scm==8.3.1
+# What the base's packages lack by themselves is no fault of what comes to them.
+RUN pip install pybind11==3.0.4 setuptools_scm==8.3.1 && { pip check > /opt/base-lacks.txt || true; }
 
 FROM base AS aiter
 # The commit that this service's calls are checked against: tests/aiter/signatures/head.json.
@@ -39,7 +40,9 @@ COPY deploy/images/worker.txt ./
 RUN grep --invert-match --extended-regexp '^(numpy|setuptools)==' worker.txt > missing.txt && pip install --no-deps --requirement missing.txt
 COPY --from=aiter /opt/aiter /opt/aiter
 COPY --from=aiter /opt/tessera/aiter-jit /opt/tessera/aiter-jit
-RUN pip install --requirement /opt/aiter/requirements.txt && SETUPTOOLS_SCM_PRETEND_VERSION=0.1.9 pip install --no-build-isolation --editable /opt/aiter
+# AITER pins little: what it shares with us stays as it is.
+RUN pip install --constraint missing.txt --requirement /opt/aiter/requirements.txt \
+    && SETUPTOOLS_SCM_PRETEND_VERSION=0.1.9 pip install --constraint missing.txt --no-build-isolation --editable /opt/aiter
 COPY pyproject.toml ./
 COPY protos protos
 COPY gateway gateway
@@ -47,6 +50,7 @@ COPY kv_manager kv_manager
 COPY model_worker model_worker
 COPY services services
 RUN pip install --no-deps ./protos . && install --directory --owner 10001 --group 10001 /var/cache/tessera
+RUN pip check > lacks.txt || ! grep --invert-match --line-regexp --fixed-strings --file /opt/base-lacks.txt lacks.txt
 WORKDIR /
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/opt/tessera/aiter-jit HOME=/var/cache/tessera \
     AITER_JIT_DIR=/var/cache/tessera/aiter TRITON_CACHE_DIR=/var/cache/tessera/triton

@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+from dockerfile_parse import DockerfileParser
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -76,6 +78,54 @@ def test_a_lock_pins_what_is_asked_for_to_versions_that_will_do(name: str) -> No
 def test_torch_is_in_no_slim_image_and_its_build_is_chosen_elsewhere_for_workers() -> None:
     assert "torch" in image_locks.needed(("worker",)) and "torch" not in image_locks.needed(image_locks.EXTRAS["slim.txt"])
     assert not re.search(r"^torch==", (IMAGES / "worker.txt").read_text(), re.MULTILINE)
+
+
+def run_lines(name: str) -> list[str]:
+    """Of one Dockerfile."""
+    parser = DockerfileParser(fileobj=BytesIO(texts()[name].encode()))
+    return [one["value"] for one in parser.structure if one["instruction"] == "RUN"]
+
+
+@pytest.mark.parametrize("name", texts())
+def test_all_that_pip_installs_is_pinned_and_checked(name: str) -> None:
+    lines = run_lines(name)
+    for words in (
+        re.split(r"pip install ", part)[1].split()
+        for line in lines
+        for part in re.split(r" && |; ", line)
+        if "pip install " in part
+    ):
+        pinned = {"--no-deps", "--constraint"} & set(words) or all("==" in word for word in words)
+        of_a_stage_that_is_left_behind = name == "worker-rocm.Dockerfile" and words == ["--requirement", "requirements.txt"]
+        assert pinned or of_a_stage_that_is_left_behind, words
+    own = next(place for place, line in enumerate(lines) if "pip install --no-deps ./protos ." in line)
+    assert any("pip check" in line for line in lines[own:])
+
+
+@pytest.mark.parametrize(
+    ("lacks", "status"),
+    [
+        (None, 0),
+        ("torchvision 0.25 requires pillow, which is not installed.", 0),
+        ("numpy 2.0 is not what gguf 0.19 wants.", 1),
+    ],
+)
+def test_only_what_comes_to_the_gpu_base_can_fail_its_check(tmp_path: Path, lacks: str | None, status: int) -> None:
+    (line,) = [line for line in run_lines("worker-rocm.Dockerfile") if line.startswith("pip check")]
+    (tmp_path / "base-lacks.txt").write_text("torchvision 0.25 requires pillow, which is not installed.\n")
+    pip = tmp_path / "pip"
+    pip.write_text(
+        "#!/bin/sh\necho 'No broken requirements found.'\n" if lacks is None else f"#!/bin/sh\necho '{lacks}'\nexit 1\n"
+    )
+    pip.chmod(0o755)
+    result = subprocess.run(
+        ("sh", "-c", line.replace("/opt/", f"{tmp_path}/")),
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == status and result.stdout.strip() == (lacks if status else ""), result
 
 
 def test_the_context_has_the_sources_and_nothing_that_was_made_of_them() -> None:
