@@ -15,10 +15,11 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -r
 WORKDIR /src
 RUN python -m venv /opt/tessera
 COPY deploy/images/worker.txt ./
-# As the Makefile's variable of this name: may carry options, so it is words.
+# As the Makefile's variable of this name: may carry options, so it is words. After the rest, since an index of torch alone need not have what torch
+# needs, in these versions.
 ARG TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 # hadolint ignore=SC2086
-RUN /opt/tessera/bin/pip install --constraint worker.txt $TORCH && /opt/tessera/bin/pip install --no-deps --requirement worker.txt
+RUN /opt/tessera/bin/pip install --no-deps --requirement worker.txt && /opt/tessera/bin/pip install --constraint worker.txt $TORCH
 COPY pyproject.toml ./
 COPY protos protos
 COPY gateway gateway

@@ -102,6 +102,13 @@ def test_all_that_pip_installs_is_pinned_and_checked(name: str) -> None:
     assert any("pip check" in line for line in lines[own:])
 
 
+def test_torch_comes_after_what_it_needs() -> None:
+    """An index that has torch alone is enough then: pip takes what is there."""
+    (line,) = [line for line in run_lines("worker-cpu.Dockerfile") if "$TORCH" in line]
+    first, second = re.findall(r"pip install (.*?)(?: &&|$)", line)
+    assert first == "--no-deps --requirement worker.txt" and second == "--constraint worker.txt $TORCH"
+
+
 @pytest.mark.parametrize(
     ("lacks", "status"),
     [
