@@ -228,10 +228,30 @@ def test_two_installations_do_not_share_keys() -> None:
         assert config_of("scheduler", found["scheduler"]).group == group
 
 
+def _manual() -> str:
+    """The section on Kubernetes."""
+    return (CHART.parents[2] / "docs" / "operations.md").read_text().partition("\n## Kubernetes\n")[2].partition("\n## ")[0]
+
+
 def _in_the_manual() -> list[Any]:
-    """The YAML in the section on Kubernetes."""
-    section = (CHART.parents[2] / "docs" / "operations.md").read_text().partition("\n## Kubernetes\n")[2].partition("\n## ")[0]
-    return [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)]
+    """Its YAML."""
+    return [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", _manual(), re.DOTALL)]
+
+
+def test_commands_in_the_manual_are_for_objects_of_its_installation() -> None:
+    commands = re.findall(r"kubectl [^`\n]*", _manual())
+    assert len(commands) >= 3 and all(command.startswith("kubectl --namespace llm delete ") for command in commands)
+    found = manifests({}, "llm", "llm")
+    names = {f"{manifest['kind'].lower()} {manifest['metadata']['name']}" for manifest in found}
+    names |= {f"pod {manifest['metadata']['name']}-0" for manifest in found if manifest["kind"] == "StatefulSet"}
+    for command in commands:
+        *_, what = command.partition(" delete ")
+        if "--selector" in what:
+            labels = dict(label.split("=") for label in what.partition("--selector ")[2].split(","))
+            assert labels.items() <= pods(found)["worker"]["metadata"]["labels"].items()
+            assert "app.kubernetes.io/instance" in labels, "another installation's have the component too"
+        elif what != "pvc":
+            assert " ".join(what.split()[:2]) in names, command
 
 
 def test_the_values_in_the_manual_can_be_installed() -> None:
