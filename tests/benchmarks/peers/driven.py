@@ -8,37 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tessera.values.model import ModelInfo
-from tests.benchmarks.peers.contender import Contender, Run, Timeline, arrivals, process, run_of
+from tests.benchmarks.peers.asked import Asked
+from tests.benchmarks.peers.contender import Contender, Timeline, process
 from tests.benchmarks.peers.install import last_line
-from tests.benchmarks.workloads import Workload
 
 DRIVERS = Path(__file__).with_name("drivers")
-WARM_TOKENS = 2
 
 
-class Driven:
+class Driven(Asked):
     """An engine whose driver answers questions (see `drivers/questions.py`)."""
 
     def __init__(self, driver: subprocess.Popen[str], log: Path, model: ModelInfo) -> None:
         self._driver = driver
         self._log = log
-        self._model = model
+        super().__init__(model)
         self.version = str(self._answer()["version"])
-
-    def wake(self) -> None:
-        """See `Contender`; it is asked when it reads."""
-
-    def run(self, workload: Workload, number: int, limit_s: float = math.inf) -> Run:
-        """See `Contender`."""
-        if workload.is_warm:
-            self._ask([workload.warm_prompt(self._model, number)], WARM_TOKENS)
-        prompts = workload.prompts(self._model, number)
-        return run_of(self._ask(prompts, workload.output_tokens, limit_s=limit_s), workload, limit_s)
-
-    def serve(self, workload: Workload, number: int, rate: float) -> Run:
-        """See `Contender`."""
-        prompts, arrivals_s = workload.prompts(self._model, number), arrivals(workload, number, rate)
-        return run_of(self._ask(prompts, workload.output_tokens, arrivals_s), workload)
 
     def _ask(
         self, prompts: list[list[int]], output_tokens: int, arrivals_s: list[float] | None = None, limit_s: float = math.inf

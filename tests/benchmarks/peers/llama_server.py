@@ -12,37 +12,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tessera.values.model import ModelInfo
-from tests.benchmarks.peers.contender import Contender, Run, Timeline, arrivals, process, run_of
-from tests.benchmarks.peers.driven import WARM_TOKENS
+from tests.benchmarks.peers.asked import Asked
+from tests.benchmarks.peers.contender import Contender, Timeline, process
 from tests.benchmarks.peers.install import last_line
-from tests.benchmarks.workloads import Workload
 from tests.system.role_process import free_ports
 
 START_TIMEOUT_S = 60.0
 SLOTS, SLOT_TOKENS = 32, 1024
 
 
-class LlamaServer:
+class LlamaServer(Asked):
     """One that serves on this port."""
 
     def __init__(self, port: int, model: ModelInfo) -> None:
         self._port = port
-        self._model = model
-
-    def wake(self) -> None:
-        """See `Contender`; it is asked when it listens."""
-
-    def run(self, workload: Workload, number: int, limit_s: float = math.inf) -> Run:
-        """See `Contender`."""
-        if workload.is_warm:
-            self._ask([workload.warm_prompt(self._model, number)], WARM_TOKENS)
-        prompts = workload.prompts(self._model, number)
-        return run_of(self._ask(prompts, workload.output_tokens, limit_s=limit_s), workload, limit_s)
-
-    def serve(self, workload: Workload, number: int, rate: float) -> Run:
-        """See `Contender`."""
-        prompts, arrivals_s = workload.prompts(self._model, number), arrivals(workload, number, rate)
-        return run_of(self._ask(prompts, workload.output_tokens, arrivals_s), workload)
+        super().__init__(model)
 
     def _ask(
         self, prompts: list[list[int]], output_tokens: int, arrivals_s: list[float] | None = None, limit_s: float = math.inf
