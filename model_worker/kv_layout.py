@@ -1,6 +1,7 @@
 """How the keys, or the values, of one layer lie in a pool's blocks. Kernels are written for one layout."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -64,22 +65,26 @@ class TokenMajor(KVLayout):
         self.keys(plane)[at] = 0
 
 
+@dataclass(frozen=True, slots=True)
 class Shuffled(KVLayout):
-    """Of each head of a block 16 bytes at a time, x elements: keys `[num_blocks, num_kv_heads, head_dim / x, block_size, x]`, values
-    `[num_blocks, num_kv_heads, block_size / x, head_dim, x]`, as AITER's assembly reads them. Single planes are as `TokenMajor` has them."""
+    """Of each head of a block `together` bytes at a time, x elements: keys `[num_blocks, num_kv_heads, head_dim / x, block_size, x]`, values
+    `[num_blocks, num_kv_heads, block_size / x, head_dim, x]`. Single planes are as `single` has them."""
+
+    together: int
+    single: KVLayout
 
     @property
     def of_single_planes(self) -> KVLayout:
-        return TOKEN_MAJOR
+        return self.single
 
     def keys(self, plane: Tensor) -> Tensor:
         num_blocks, num_kv_heads, block_size, head_dim = plane.shape
-        x = 16 // plane.dtype.itemsize
+        x = self._x(plane)
         return plane.view(num_blocks, num_kv_heads, head_dim // x, block_size, x)
 
     def values(self, plane: Tensor) -> Tensor:
         num_blocks, num_kv_heads, block_size, head_dim = plane.shape
-        x = 16 // plane.dtype.itemsize
+        x = self._x(plane)
         return plane.view(num_blocks, num_kv_heads, block_size // x, head_dim, x)
 
     def positions(self, plane: Tensor, *, is_value: bool) -> Tensor:
@@ -90,10 +95,13 @@ class Shuffled(KVLayout):
     def clear(self, plane: Tensor, at: tuple[Tensor, Tensor], *, is_value: bool) -> None:
         blocks, offsets = at
         if is_value:
-            x = 16 // plane.dtype.itemsize
+            x = self._x(plane)
             self.values(plane).permute(0, 2, 4, 1, 3)[blocks, offsets // x, offsets % x] = 0
         else:
             self.keys(plane).permute(0, 3, 1, 2, 4)[blocks, offsets] = 0
+
+    def _x(self, plane: Tensor) -> int:
+        return self.together // plane.dtype.itemsize
 
 
 class KeysTransposed(HeadMajor):
@@ -120,4 +128,7 @@ class KeysTransposed(HeadMajor):
 HEAD_MAJOR = HeadMajor()
 KEYS_TRANSPOSED = KeysTransposed()
 TOKEN_MAJOR = TokenMajor()
-SHUFFLED = Shuffled()
+SHUFFLED = Shuffled(16, TOKEN_MAJOR)
+"""As AITER's assembly reads them."""
+PAIRED = Shuffled(4, HEAD_MAJOR)
+"""Of 16-bit numbers two at a time, as a processor multiplies them."""

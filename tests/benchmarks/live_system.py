@@ -23,7 +23,7 @@ PRECISIONS: dict[str, dict[str, str]] = {
     "f32": {"kernels": "cpu", "dtype": "float32"},
     "f16": {"kernels": "cpu", "dtype": "float16"},
     **({"bf16": {"kernels": "cpu", "dtype": "bfloat16"}} if multiplies_bfloat16() else {}),
-    "int8": {"kernels": "cpu", "dtype": "float16", "quantization": "int8"},
+    "int8": {"kernels": "cpu", "quantization": "int8"},
 }
 """Options of the worker. bfloat16 where the processor multiplies it: there it is the default of 16 bits."""
 

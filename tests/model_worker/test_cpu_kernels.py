@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -162,16 +163,22 @@ class Attending:
 
     def expected(self, query: Tensor) -> Tensor:
         """In float64, from the cache as it is."""
+        if self.pool.dtype == torch.bfloat16:
+            query = query.bfloat16()
         outputs, first = [], 0
         for (count, context), table in zip(self.rows, self.tables, strict=True):
-            blocks = torch.tensor(table)
-            keys = self.pool.keys(0)[blocks].double().transpose(2, 3).transpose(0, 1).flatten(1, 2)[:, :context]
-            values = self.pool.values(0)[blocks].double().transpose(0, 1).flatten(1, 2)[:, :context]
+            blocks = torch.from_numpy(np.concatenate([self.pool.block(block)[0] for block in table], axis=1)).double()
+            keys, values = blocks[:, :context].transpose(1, 2)
             visible = torch.arange(context) <= torch.arange(context - count, context).unsqueeze(1)
             own = query[first : first + count].double().transpose(0, 1)
             outputs.append(scaled_dot_product_attention(own, keys, values, attn_mask=visible, enable_gqa=True).transpose(0, 1))
             first += count
         return torch.cat(outputs).flatten(1)
+
+    @property
+    def tolerance(self) -> float:
+        """Weights in bfloat16 have 8 bits; values go up to 8."""
+        return 1e-2 if self.pool.dtype == torch.bfloat16 else 5e-6
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -184,7 +191,7 @@ def test_attention_is_that_of_float64(
     batch = at.batch()
     query = numbers(batch.num_tokens, at.heads, at.head_dim)
     found = kernels.paged_attention(batch, at.pool).attend(0, query, query, query)
-    assert (found - at.expected(query)).abs().max() < 5e-6
+    assert (found - at.expected(query)).abs().max() < at.tolerance
 
 
 def test_a_token_s_attention_has_the_same_bits_in_a_chunk_and_alone(kernels: CpuKernels) -> None:
@@ -211,7 +218,7 @@ def test_rows_whose_tables_begin_alike_are_read_together_and_have_their_own_bits
     at.tables = sharing(at, blocks)
     query = numbers(6, at.heads, at.head_dim)
     found = kernels.paged_attention(at.batch(), at.pool).attend(0, query, query, query)
-    assert (found - at.expected(query)).abs().max() < 5e-6
+    assert (found - at.expected(query)).abs().max() < at.tolerance
     first = 0
     for row, table in zip(at.rows, at.tables, strict=True):
         own = query[first : first + row[0]]
@@ -232,20 +239,39 @@ def test_keys_are_rotated_on_their_way_into_the_cache_and_values_stored(kernels:
         (kernels.rotary_embedding(heads[:, :6, : 2 * pairs], angles.cos(), angles.sin()), heads[:, :6, 2 * pairs :]), 2
     )
     assert (query - expected[:, :4]).abs().max() < 1e-6
-    blocks, offsets = batch.slot_mapping // 16, batch.slot_mapping % 16
-    keys, values = at.pool.keys(0).permute(0, 3, 1, 2)[blocks, offsets], at.pool.values(0).transpose(1, 2)[blocks, offsets]
-    assert (keys.float() - expected[:, 4:]).abs().max() < (1e-6 if keys.dtype == torch.float32 else 4e-3)
-    assert torch.equal(values, heads[:, 6:].to(values.dtype))
+
+    def stored() -> tuple[Tensor, Tensor]:
+        """Keys and values of the batch's positions."""
+        blocks = [at.pool.block(int(slot) // 16)[0, :, int(slot) % 16] for slot in batch.slot_mapping]
+        return torch.from_numpy(np.stack(blocks, axis=1)).unbind()
+
+    def kept(values: Tensor) -> Tensor:
+        return values.to(at.pool.dtype).float()
+
+    keys, values = stored()
+    closeness = {torch.float32: 1e-6, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+    assert (keys - expected[:, 4:]).abs().max() < closeness[at.pool.dtype]
+    assert torch.equal(values, kept(heads[:, 6:]))
     attention.store(0, heads[:, 4:6], heads[:, 6:])
-    assert torch.equal(at.pool.keys(0).permute(0, 3, 1, 2)[blocks, offsets], heads[:, 4:6].to(keys.dtype))
-    assert at.pool.block(at.tables[1][2])[0, 0, 0].shape == (2, 64), "blocks are read by position"
-    assert torch.equal(torch.from_numpy(at.pool.block(at.tables[1][2])[0, 1, 0]), heads[5, 6:].to(values.dtype).float())
+    assert torch.equal(stored()[0], kept(heads[:, 4:6]))
 
 
-def test_what_lies_behind_a_context_is_not_read(kernels: CpuKernels) -> None:
-    at = Attending(kernels, (4, 2, 64), [(1, 20)], 16)
+@pytest.mark.parametrize("context", [20, 21])
+def test_what_lies_behind_a_context_is_not_read(kernels: CpuKernels, context: int) -> None:
+    at = Attending(kernels, (4, 2, 64), [(1, context)], 16)
     query = numbers(1, 4, 64)
     before = kernels.paged_attention(at.batch(), at.pool).attend(0, query, query, query)
-    at.pool.keys(0)[at.tables[0][1]][..., 4:] = float("nan")
-    at.pool.values(0)[at.tables[0][1]][:, 4:] = float("nan")
+    for plane, is_value in (
+        (at.pool.raw_block(at.tables[0][1])[:, 0], False),
+        (at.pool.raw_block(at.tables[0][1])[:, 1], True),
+    ):
+        for offset in range(context - 16, 16):
+            spoil(at.pool, plane, offset, is_value=is_value)
     assert torch.equal(kernels.paged_attention(at.batch(), at.pool).attend(0, query, query, query), before)
+
+
+def spoil(pool: KVPool, plane: Tensor, offset: int, *, is_value: bool) -> None:
+    """What a block's `plane` holds of a position becomes no number."""
+    mask = torch.ones_like(plane)
+    pool.store.layout.clear(mask, (torch.tensor([0]), torch.tensor([offset])), is_value=is_value)
+    plane[mask == 0] = float("nan")

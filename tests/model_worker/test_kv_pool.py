@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model_worker.host_pool import HostPool
-from model_worker.kv_layout import KEYS_TRANSPOSED, SHUFFLED, TOKEN_MAJOR
+from model_worker.kv_layout import KEYS_TRANSPOSED, PAIRED, SHUFFLED, TOKEN_MAJOR
 from model_worker.kv_pool import KVPool, KVPoolTooSmall, KVStore, num_blocks_for, reserved_zeros
 from model_worker.kv_shape import KVShape
 from tessera.values.config import ConfigError
@@ -102,7 +102,13 @@ def test_a_block_reads_the_same_whatever_its_layout(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "store", [*STORES, KVStore(torch.bfloat16, "aiter-native", SHUFFLED), KVStore(torch.float16, "cpu", KEYS_TRANSPOSED)]
+    "store",
+    [
+        *STORES,
+        KVStore(torch.bfloat16, "aiter-native", SHUFFLED),
+        KVStore(torch.float16, "cpu", KEYS_TRANSPOSED),
+        KVStore(torch.bfloat16, "cpu", PAIRED),
+    ],
 )
 def test_positions_are_cleared_in_every_layer_and_no_others(store: KVStore) -> None:
     kv = KVPool.of_shape(KVShape(2, 3, 8), 4, 16, store, paired=KVShape(1, 1, 16, num_planes=1))

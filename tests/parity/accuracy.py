@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gateway.tokenizer_source import load_tokenizer
 from model_worker.kernels.cpu.backend import CpuKernels
-from model_worker.kernels.cpu.library import CpuLibrary, cpu_library
+from model_worker.kernels.cpu.library import CpuLibrary, cpu_library, multiplies_bfloat16
 from model_worker.kernels.interface import Kernels
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_pool import KVPool
@@ -41,7 +41,7 @@ MODES: dict[str, Callable[[CpuLibrary], Kernels]] = {
     "f32": lambda library: CpuKernels(library, torch.float32),
     "f16": lambda library: CpuKernels(library, torch.float16),
     "bf16": lambda library: CpuKernels(library, torch.bfloat16),
-    "int8": lambda library: CpuKernels(library, torch.float16, in_8_bits=True),
+    "int8": lambda library: CpuKernels(library, torch.bfloat16 if multiplies_bfloat16() else torch.float16, in_8_bits=True),
 }
 
 

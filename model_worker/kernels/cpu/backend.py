@@ -17,7 +17,7 @@ from model_worker.kernels.cpu.library import CpuLibrary, address
 from model_worker.kernels.cpu.packed_weight import PackedWeight
 from model_worker.kernels.interface import ExpertsSum, LayerStack, PagedAttention, PlainLayer, Product, Table
 from model_worker.kernels.torch_backend import TorchKernels
-from model_worker.kv_layout import KEYS_TRANSPOSED
+from model_worker.kv_layout import KEYS_TRANSPOSED, PAIRED
 from model_worker.kv_pool import KVPool, KVStore
 from model_worker.models.model_config import ModelConfig
 
@@ -41,8 +41,15 @@ def is_all_ours(shape: ModelConfig, block_size: int) -> bool:
     return can_read_cache(shape, block_size) and shape.experts is None
 
 
+def _cached_as(dtype: torch.dtype, library: CpuLibrary) -> torch.dtype:
+    """What the KV cache holds beside weights of `dtype`."""
+    if dtype == torch.bfloat16 and not library.multiplies_bfloat16:
+        return torch.float16
+    return dtype
+
+
 class CpuKernels(TorchKernels):
-    """`dtype`: of packed weights; the KV cache is in float32 with float32, else in float16. `in_8_bits`: weights are quantized (see `PackedWeight`). `reads_cache`: whether attention is
+    """`dtype`: of packed weights, and of the KV cache, which is in float16 where the processor does not multiply bfloat16. `in_8_bits`: weights are quantized (see `PackedWeight`). `reads_cache`: whether attention is
     by these kernels (see `can_read_cache`); otherwise it is torch's, and so is the cache."""
 
     def __init__(
@@ -58,10 +65,10 @@ class CpuKernels(TorchKernels):
         super().__init__(group, peers)
         self._library = library
         self.weights_dtype = torch.int8 if in_8_bits else dtype
-        self._kv_dtype = torch.float32 if dtype == torch.float32 else torch.float16
+        self._kv_dtype = _cached_as(dtype, library)
         self._reads_cache = reads_cache
         if reads_cache:
-            self.flavour, self.kv_layout = "cpu", KEYS_TRANSPOSED
+            self.flavour, self.kv_layout = "cpu", PAIRED if self._kv_dtype == torch.bfloat16 else KEYS_TRANSPOSED
 
     def kv_store(self, dtype: torch.dtype | None = None) -> KVStore:
         return super().kv_store(dtype or (self._kv_dtype if self._reads_cache else None))

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from model_worker.kernels.cpu.build import BuildFailed, build, level_of, library_path, processor_flags
 
-_NAMES = {torch.float32: "f32", torch.float16: "f16"}
-"""Of what a cache holds."""
+_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+"""Of what a cache holds; bfloat16 only where the processor multiplies it."""
 
 _P, _I, _L, _F = c_void_p, c_int, c_int64, c_float
 
@@ -116,7 +116,13 @@ class CpuLibrary:
             (name, dtype): self._bound(f"{name}_{suffix}", signature)
             for name, signature in _TYPED_SIGNATURES.items()
             for dtype, suffix in _NAMES.items()
+            if hasattr(self._library, f"tessera_{name}_{suffix}")
         }
+
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """Whether attention does, over a cache of it."""
+        return ("attend", torch.bfloat16) in self._typed
 
     def of(self, name: str, dtype: torch.dtype) -> Any:
         """The kernel `name` for a cache of `dtype`."""

@@ -15,6 +15,7 @@ from transformers import LlamaConfig
 
 from model_worker.group import Alone
 from model_worker.kernels import invariant_backend
+from model_worker.kernels.cpu.library import multiplies_bfloat16
 from model_worker.kernels.row_tiles import NotInvariant
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_pool import KVPoolTooSmall
@@ -33,6 +34,9 @@ from tessera.values.known_models import ModelNotFound
 from tests.parity.eagle_reference import EagleReference
 from tests.parity.mtp_reference import MtpReference, save_layers
 from tests.parity.tiny_models import save_random, tiny_configs
+
+OF_16_BITS = "cpu/bf16" if multiplies_bfloat16() else "cpu/f16"
+"""What is kept on this processor unless something else is asked for."""
 
 CONFIG = WorkerConfig(model="deterministic", kv_cache_bytes=1 << 16, threads=1)
 WITH_TORCH = replace(CONFIG, compute=DeviceConfig(kernels="torch"))
@@ -153,7 +157,7 @@ def test_the_pool_has_room_for_what_the_model_s_own_layers_keep_for_drafts(tmp_p
     save_layers([MtpReference(save_random(config, tmp_path))], tmp_path)
     speculation = SpeculationConfig(num_speculative_tokens=2, proposer="mtp")
     engine = load_engine(replace(CONFIG, model=str(tmp_path), speculation=speculation, batch_invariant=batch_invariant))
-    size, flavour = (4, "torch/f32") if batch_invariant else (2, "cpu/f16")  # with experts not every sum is by kernels cpu
+    size, flavour = (4, "torch/f32") if batch_invariant else (2, OF_16_BITS)  # with experts not every sum is by kernels cpu
     assert engine.description.geometry.bytes_per_token == (3 + 1) * 2 * 2 * 16 * size
     assert engine.description.geometry.kv_format == f"{flavour}+drafts:{flavour}/1x2x16"
     assert not engine._kv.paired.block(engine._kv.null_block).any(), "trying out leaves no trace"
@@ -266,7 +270,8 @@ def batch_invariant(architecture: str, folder: Path, **compute: str) -> str:
 @pytest.mark.parametrize(
     ("architecture", "compute", "kept"),
     [
-        ("LlamaForCausalLM", {}, "cpu/f16"),
+        ("LlamaForCausalLM", {}, OF_16_BITS),
+        ("LlamaForCausalLM", {"dtype": "float16"}, "cpu/f16"),
         ("Qwen3ForCausalLM", {"dtype": "float32"}, "cpu/f32"),
         ("LlamaForCausalLM", {"kernels": "torch"}, "torch/f32"),
         ("MixtralForCausalLM", {}, "torch/f32"),

@@ -72,3 +72,6 @@ TESSERA_API void tessera_run_layers(Team* team, const Layer* layers, int count, 
 
 TESSERA_OF(f32, float)
 TESSERA_OF(f16, Half)
+#if defined(__AVX512BF16__)
+TESSERA_OF(bf16, Brain)
+#endif

@@ -15,6 +15,9 @@ constexpr int RUNS = CHUNK / RUN;
 
 constexpr float NOWHERE = -__builtin_inff();
 
+template <typename K>
+using FactorOf = typename Cached<K>::Factor;
+
 // Query rows of a tile that read the same table: [first, first + count), of which the last sees `end` positions.
 struct Part {
   int first, count, end;
@@ -57,8 +60,8 @@ struct Places {
     for (; at < end; at += RUN) {
       const int position = start + at, offset = position % cache.block_size;
       const std::ptrdiff_t block = cache.at(table[position / cache.block_size], kv_head);
-      for (int part = 0; part < RUN; part += WIDTH) keys[(at + part) / WIDTH] = cache.keys + block + offset + part;
-      values[at / RUN] = cache.values + block + std::ptrdiff_t{offset} * cache.head_dim;
+      for (int part = 0; part < RUN; part += WIDTH) keys[(at + part) / WIDTH] = cache.keys + block + key_at<K>(offset + part);
+      values[at / RUN] = cache.values + block + value_at<K>(offset, cache.head_dim);
     }
     for (; (at - from) % (GROUP * WIDTH) && at < CHUNK; at += WIDTH) keys[at / WIDTH] = keys[(end - 1) / WIDTH];
     for (at = end; at < CHUNK && (at - from) % (GROUP * WIDTH); at += RUN) values[at / RUN] = values[(end - 1) / RUN];
@@ -67,11 +70,12 @@ struct Places {
   static constexpr int GROUP = 8;  // vectors that are read abreast at most
 };
 
-// Scores of R rows for P times WIDTH positions; `turned` [head_dim, stride] begins with the rows' first, `keys` and `values` say where they lie.
+// Scores of R rows for P times WIDTH positions; `turned` [head_dim / AT_ONCE, stride] begins with the rows' first, `keys` and `values` say where they lie.
 // Of the keys, `following` more will be read next.
 template <int R, int P, typename K>
-void score(const float* turned, int stride, const K* const* keys, const K* const* values, int following, int block_size, int head_dim, float scale,
+void score(const FactorOf<K>* turned, int stride, const K* const* keys, const K* const* values, int following, int block_size, int head_dim, float scale,
            float* scores) {
+  constexpr int AT_ONCE = Cached<K>::AT_ONCE;
   constexpr int STEP = 64 / (RUN * sizeof(K));  // elements of a run's values that fill a cache line, an element for all its positions
   Vec sums[R][P] = {};
   for (int start = 0; start < head_dim; start += STEP) {
@@ -80,14 +84,12 @@ void score(const float* turned, int stride, const K* const* keys, const K* const
         if (at % (RUN / WIDTH) == 0) prefetch(values[at * WIDTH / RUN] + start * RUN);
         if (at < following) prefetch(keys[at + P] + start * block_size);
       }
-    for (int d = start; d < start + STEP; ++d) {
-      Vec key[P];
-      for (int at = 0; at < P; ++at) key[at] = load(keys[at] + d * block_size);
+    for (int d = start; d < start + STEP; d += AT_ONCE) {
+      typename Cached<K>::Numbers key[P];
+      for (int at = 0; at < P; ++at) key[at] = Cached<K>::read(keys[at] + d * block_size);
 #pragma GCC unroll 12
-      for (int row = 0; row < R; ++row) {
-        const Vec value = broadcast(turned[d * stride + row]);
-        for (int at = 0; at < P; ++at) sums[row][at] += value * key[at];
-      }
+      for (int row = 0; row < R; ++row)
+        for (int at = 0; at < P; ++at) Cached<K>::add(sums[row][at], turned[d / AT_ONCE * stride + row], key[at]);
     }
   }
   for (int row = 0; row < R; ++row)
@@ -96,7 +98,7 @@ void score(const float* turned, int stride, const K* const* keys, const K* const
 
 // Of `vectors` times WIDTH positions from vector `first` on; more, up to a whole group, are written.
 template <int R, typename K>
-void score_all(const float* turned, int stride, const Places<K>& places, int first, int vectors, int block_size, int head_dim, float scale,
+void score_all(const FactorOf<K>* turned, int stride, const Places<K>& places, int first, int vectors, int block_size, int head_dim, float scale,
                float* scores) {
   constexpr int P = abreast(R);
   const int last = std::min(first + vectors, CHUNK / WIDTH);
@@ -113,17 +115,18 @@ void score_all(const float* turned, int stride, const Places<K>& places, int fir
 // Adds `count` positions' values, weighted, to R rows of sums [R, head_dim], N vectors of each from element d on; `values` says where each RUN of them lie.
 template <int R, int N, typename K>
 void add_values(const float* weights, const K* const* values, int count, int head_dim, int d, float* sums) {
+  constexpr int AT_ONCE = Cached<K>::AT_ONCE;
   Vec totals[R][N];
   for (int row = 0; row < R; ++row)
     for (int at = 0; at < N; ++at) totals[row][at] = load(sums + row * head_dim + d + at * WIDTH);
   for (int start = 0; start < count; start += RUN) {
-    const K* from = values[start / RUN] + d;
-    for (int position = start; position < std::min(count, start + RUN); ++position, from += head_dim) {
-      Vec value[N];
-      for (int at = 0; at < N; ++at) value[at] = load(from + at * WIDTH);
+    const K* from = values[start / RUN] + d * AT_ONCE;
+    for (int position = start; position < std::min(count, start + RUN); position += AT_ONCE, from += head_dim * AT_ONCE) {
+      typename Cached<K>::Numbers value[N];
+      for (int at = 0; at < N; ++at) value[at] = Cached<K>::read_values(from + at * WIDTH * AT_ONCE, count - position);
 #pragma GCC unroll 12
       for (int row = 0; row < R; ++row)
-        for (int at = 0; at < N; ++at) totals[row][at] += weights[row * CHUNK + position] * value[at];
+        for (int at = 0; at < N; ++at) Cached<K>::add(totals[row][at], Cached<K>::weight(weights + row * CHUNK, position / AT_ONCE), value[at]);
     }
   }
   for (int row = 0; row < R; ++row)
@@ -138,14 +141,14 @@ void add_all_values(const float* weights, const K* const* values, int count, int
   for (; d + WIDTH <= head_dim; d += WIDTH) add_values<R, 1, K>(weights, values, count, head_dim, d, sums);
   for (; d < head_dim; ++d)
     for (int position = 0; position < count; ++position) {
-      const float value = load_one(values[position / RUN] + position % RUN * head_dim + d);
-      for (int row = 0; row < R; ++row) sums[row * head_dim + d] += weights[row * CHUNK + position] * value;
+      const float value = load_one(values[position / RUN] + value_at<K>(position % RUN, head_dim) + d * Cached<K>::AT_ONCE);
+      for (int row = 0; row < R; ++row) sums[row * head_dim + d] += Cached<K>::one_weight(weights + row * CHUNK, position) * value;
     }
 }
 
 template <typename K>
 struct Kernels {
-  void (*score)(const float*, int, const Places<K>&, int, int, int, int, float, float*);
+  void (*score)(const FactorOf<K>*, int, const Places<K>&, int, int, int, int, float, float*);
   void (*add)(const float*, const K* const*, int, int, float*);
 };
 
@@ -161,7 +164,8 @@ const Kernels<K>& kernels_of(int rows) {
 }
 
 // Turns the scores of one row's chunk into weights of its softmax so far. Returns what the earlier ones are to be multiplied by.
-inline float weigh(float* scores, int visible, int padded, float& most, float& total) {
+template <typename K>
+float weigh(float* scores, int visible, int padded, float& most, float& total) {
   for (int at = std::max(0, visible); at < padded; ++at) scores[at] = NOWHERE;
   Vec best = broadcast(NOWHERE);
   bool is_nan = false;
@@ -179,7 +183,7 @@ inline float weigh(float* scores, int visible, int padded, float& most, float& t
   Vec sums{};
   for (int at = 0; at < padded; at += WIDTH) {
     const Vec weight = exponential(load(scores + at) - now);
-    store(scores + at, weight);
+    Cached<K>::put_weights(scores, at, weight);
     sums += weight;
   }
   const float factor = most == now ? 1.0f : most == NOWHERE ? 0.0f : exponential(broadcast(most - now))[0];
@@ -193,12 +197,13 @@ constexpr int up_to_runs(int positions) { return (positions + RUN - 1) / RUN * R
 // Of each part the positions of a chunk that only it reads, and before them, as one more part, those that all read.
 template <typename K>
 void attend_tile(const Cache<K>& cache, int kv_head, const Tile& tile, float scale, float* memory) {
+  constexpr int AT_ONCE = Cached<K>::AT_ONCE;
   const int rows = tile.count, head_dim = cache.head_dim, block_size = cache.block_size;
-  float* turned = memory;                    // [head_dim, rows]
-  float* scores = turned + rows * head_dim;  // [rows, CHUNK]
+  float* scores = memory;                    // [rows, CHUNK]
   float* sums = scores + rows * CHUNK;       // [rows, head_dim]
+  FactorOf<K>* turned = reinterpret_cast<FactorOf<K>*>(sums + rows * head_dim);  // [head_dim / AT_ONCE, rows]
   for (int row = 0; row < rows; ++row)
-    for (int d = 0; d < head_dim; ++d) turned[d * rows + row] = tile.queries[row][d];
+    for (int d = 0; d < head_dim; d += AT_ONCE) turned[d / AT_ONCE * rows + row] = Cached<K>::factor(tile.queries[row] + d);
   std::fill(sums, sums + rows * head_dim, 0.0f);
   float most[ROWS_MAX], total[ROWS_MAX] = {};
   std::fill(most, most + rows, NOWHERE);
@@ -220,7 +225,7 @@ void attend_tile(const Cache<K>& cache, int kv_head, const Tile& tile, float sca
                                         scores + part.first * CHUNK);
       }
       for (int row = part.first; row < part.first + part.count; ++row) {
-        const float factor = weigh(scores + row * CHUNK, tile.limits[row] - start, std::max(common, padded), most[row], total[row]);
+        const float factor = weigh<K>(scores + row * CHUNK, tile.limits[row] - start, std::max(common, padded), most[row], total[row]);
         if (factor != 1.0f)
           for (int d = 0; d < head_dim; ++d) sums[row * head_dim + d] *= factor;
       }
@@ -230,7 +235,7 @@ void attend_tile(const Cache<K>& cache, int kv_head, const Tile& tile, float sca
       const Part& part = tile.part[at];
       const int seen = std::clamp(part.end - start, 0, CHUNK);
       if (seen > common)
-        kernels_of<K>(part.count).add(scores + part.first * CHUNK + common, own[at].values + common / RUN, seen - common, head_dim,
+        kernels_of<K>(part.count).add(scores + part.first * CHUNK + common / AT_ONCE, own[at].values + common / RUN, seen - common, head_dim,
                                       sums + part.first * head_dim);
     }
   }
@@ -294,7 +299,7 @@ void Pieces::cut(const BatchView& batch, int heads, int kv_heads, int block_size
 template <typename K>
 void rotate_and_store(Team& team, const Cache<K>& cache, const BatchView& batch, const float* qk, std::ptrdiff_t qk_stride, const float* value,
                       std::ptrdiff_t value_stride, const float* cos, const float* sin, int pairs, int heads, float* query) {
-  constexpr int TOKENS = 8;
+  constexpr int TOKENS = 8, AT_ONCE = Cached<K>::AT_ONCE;
   const int head_dim = cache.head_dim, kv_heads = cache.num_kv_heads, block_size = cache.block_size;
   team.run((batch.tokens + TOKENS - 1) / TOKENS, [&](int piece) {
     float rotated[HEAD_DIM_MAX + WIDTH];
@@ -309,14 +314,12 @@ void rotate_and_store(Team& team, const Cache<K>& cache, const BatchView& batch,
         rotate(from, c, s, pairs, head_dim, to);
         if (head < heads) continue;
         const int kv_head = head - heads;
-        K* keys = cache.keys + cache.at(block, kv_head) + offset;
+        K* keys = cache.keys + cache.at(block, kv_head) + key_at<K>(offset);
         for (int d = 0; d < head_dim; d += WIDTH) store(converted + d, load(rotated + d));
-        for (int d = 0; d < head_dim; ++d) keys[std::ptrdiff_t{d} * block_size] = converted[d];
+        for (int d = 0; d < head_dim; d += AT_ONCE, keys += block_size * AT_ONCE) std::copy(converted + d, converted + d + AT_ONCE, keys);
         const float* values_from = value + token * value_stride + std::ptrdiff_t{kv_head} * head_dim;
-        K* values = cache.values + cache.at(block, kv_head) + std::ptrdiff_t{offset} * head_dim;
-        int d = 0;
-        for (; d + WIDTH <= head_dim; d += WIDTH) store(values + d, load(values_from + d));
-        for (; d < head_dim; ++d) store_one(values + d, values_from[d]);
+        K* values = cache.values + cache.at(block, kv_head) + value_at<K>(offset, head_dim);
+        Cached<K>::put_values(values, values_from, head_dim);
       }
     }
   });
@@ -359,5 +362,8 @@ void attend(Team& team, const Cache<K>& cache, const BatchView& batch, const Pie
   template void attend<K>(Team&, const Cache<K>&, const BatchView&, const Pieces&, const float*, int, float, float*);
 TESSERA_ATTENTION(float)
 TESSERA_ATTENTION(Half)
+#if defined(__AVX512BF16__)
+TESSERA_ATTENTION(Brain)
+#endif
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cached.hpp"
 #include "simd.hpp"
 #include "team.hpp"
 
@@ -12,8 +13,8 @@ namespace tessera {
 
 constexpr int HEAD_DIM_MAX = 512;
 
-// One layer of a pool. Of each block and KV head the keys lie transposed, [head_dim, block_size], the values [block_size, head_dim]:
-// `keys` and `values` are [num_blocks, num_kv_heads, block_size * head_dim]. block_size is a multiple of 16; head_dim is at most HEAD_DIM_MAX.
+// One layer of a pool: `keys` and `values` are [num_blocks, num_kv_heads, block_size * head_dim]. Of each block and KV head the keys lie transposed, see
+// `Cached`. block_size is a multiple of 16; head_dim is at most HEAD_DIM_MAX.
 template <typename K>
 struct Cache {
   K* keys;

@@ -97,8 +97,13 @@ struct Pass {
     norm_and_multiply(hidden, size, layer.input_norm, layer.qkv, heads);
     norm_heads(layer.query_norm, heads, shape.heads, layer.qkv.out);
     norm_heads(layer.key_norm, heads + shape.heads * shape.head_dim, shape.kv_heads, layer.qkv.out);
-    if (shape.cache_kind == Kind::F16) attend_cache<Half>(layer);
-    else attend_cache<float>(layer);
+    switch (shape.cache_kind) {
+#if defined(__AVX512BF16__)
+      case Kind::BF16: attend_cache<Brain>(layer); break;
+#endif
+      case Kind::F16: attend_cache<Half>(layer); break;
+      default: attend_cache<float>(layer);
+    }
     inputs.fit(layer.output.kind, batch.tokens, mixed_size);
     by_rows(team, batch.tokens, mixed_size, [&](int row) { inputs.put(row, scratch.mixed.data() + std::ptrdiff_t{row} * mixed_size); });
     multiply(team, inputs, layer.output, hidden, size, Into::SUM);

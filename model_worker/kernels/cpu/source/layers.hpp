@@ -11,7 +11,7 @@
 namespace tessera {
 
 // Norm, attention, norm, SwiGLU, each pair's result added to the hidden states. `query_norm` and `key_norm` [head_dim], for heads before they are rotated,
-// may be null. Cache<float> or Cache<Half>, as `LayerShape::cache_kind` says.
+// may be null. What the cache holds says `LayerShape::cache_kind`.
 struct Layer {
   const float* input_norm;
   Weight qkv, output;
