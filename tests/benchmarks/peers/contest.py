@@ -25,12 +25,24 @@ WARM_UP = Workload("warm_up", 8, 128, 8)
 FAILURES = (OSError, RuntimeError, subprocess.SubprocessError, TesseraError)
 """What an engine that fails is known by: its driver, its server, `tessera bench`, the product's client."""
 
+SPARE_BYTES = 6 << 30
+"""What is to be free before one more is started: it takes up to 4 GiB, and those who run grow with their contexts."""
+
 HEADS = f"{'':<8}{'requests':<36}{'':<24}{'output tokens/s':>26}{'TTFT ms':>10}{'TPOT ms':>10}"
 
 
 def say(text: str) -> None:
     """To whoever waits: standard output is for the results."""
     print(text, file=sys.stderr, flush=True)
+
+
+def _require_memory() -> None:
+    """Raises RuntimeError where there is none for one more: the system would end one of them later, and without a word."""
+    free = psutil.virtual_memory().available
+    if free < SPARE_BYTES:
+        raise RuntimeError(
+            f"{free / (1 << 30):.1f} GiB of memory are left, {SPARE_BYTES >> 30} are wanted: compare fewer at a time by --only"
+        )
 
 
 @dataclass
@@ -51,6 +63,7 @@ class Contest:
         began_s = time.monotonic()
         before = children()
         try:
+            _require_memory()
             contender = stack.enter_context(entry.prepare()())
             contender.run(WARM_UP, 0)
         except (InstallFailed, *FAILURES) as error:

@@ -5,6 +5,7 @@ import subprocess
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+import psutil
 import pytest
 
 from services.bench.figures import spread_of
@@ -118,3 +119,11 @@ def test_who_fails_is_left_out_and_the_rest_goes_on() -> None:
     contest = contest_of(Failing("failing", 32, 100.0), Fake("other", 32, 90.0))
     contest.measure(SHORT, 2)
     assert list(contest.rates["short"]) == ["other"] and "exit status 1" in contest.failed["failing"]
+
+
+def test_nobody_is_started_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=5 << 30))
+    contest = contest_of(Fake("peer", 16, 100.0))
+    assert not contest.contenders
+    assert contest.failed["peer"] == "5.0 GiB of memory are left, 6 are wanted: compare fewer at a time by --only"
