@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
 from tests.deploy.chart_schema import SCHEMA
-from tests.deploy.rendered import KUBERNETES, Values, complaints, manifests
+from tests.deploy.rendered import KUBERNETES, Values, complaints, manifests, named
 from tests.deploy.schema_values import from_schema
 
 _SCHEMA = json.loads(SCHEMA.read_text())
@@ -89,6 +89,12 @@ FREE = (
 def test_values_that_depend_on_no_others_are_always_rendered(data: st.DataObject) -> None:
     paths = data.draw(st.lists(st.sampled_from(FREE), min_size=1, max_size=4, unique=True))
     assert problems(data.draw(values_of(*paths))) == []
+
+
+def test_an_equals_sign_stays_one() -> None:
+    pod = {"tolerations": [{"key": "a", "operator": "Equal", "value": "="}]}
+    scheduler = named(manifests({"scheduler": {"pod": pod}}), "Deployment", "scheduler")
+    assert pod["tolerations"] == scheduler["spec"]["template"]["spec"]["tolerations"]
 
 
 @some
