@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.cpu.build import BuildFailed, build, level_of, library_path, processor_flags
+from model_worker.kernels.cpu.weight_memory import WeightMemory
 
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 """Of what a cache holds; bfloat16 only where the processor multiplies it."""
@@ -97,7 +98,8 @@ class KernelsMissing(Exception):
 
 
 class CpuLibrary:
-    """The kernels and the threads that run them. Calls come from one thread at a time. `isa`: what they were compiled for."""
+    """The kernels, the threads that run them, and the memory of packed weights. Calls come from one thread at a time. `isa`: what they were
+    compiled for."""
 
     def __init__(self, path: str, threads: int) -> None:
         self._library = ctypes.CDLL(path)
@@ -106,6 +108,7 @@ class CpuLibrary:
         new_team = self._library.tessera_team_new
         new_team.argtypes, new_team.restype = (_I,), _P
         self._team = c_void_p(new_team(threads))
+        self.memory = WeightMemory()
         self._weight_bytes = self._library.tessera_weight_bytes
         self._weight_bytes.argtypes, self._weight_bytes.restype = (_I, _I, _I), _L
         plain = {name: self._bound(name, signature) for name, signature in _SIGNATURES.items()}

@@ -20,7 +20,7 @@ class PackedWeight(Table):
     def __init__(self, library: CpuLibrary, weight: Tensor, dtype: torch.dtype) -> None:
         self._library = library
         self._out, self._in = weight.shape
-        self._data = torch.empty(library.weight_bytes(KIND[dtype], *weight.shape), dtype=torch.uint8)
+        self._data = library.memory.take(library.weight_bytes(KIND[dtype], *weight.shape))
         self._kind = KIND[dtype]
         self._view = view_of(self.view(None))
         library.pack(address(weight), *weight.stride(), self._view)

@@ -2,8 +2,6 @@
 
 #include "rows.hpp"
 
-#include <sys/mman.h>
-
 #include <utility>
 
 namespace tessera {
@@ -99,15 +97,7 @@ std::size_t bytes_of(Kind kind, int out, int in) {
   return with_kind(kind, [&]<typename K>(K) { return std::size_t(panels_of(out)) * lines_of(in) * K::LINE_BYTES; });
 }
 
-// Asks the system for huge pages, so that reading it all costs fewer walks through page tables, and prefetching does not end every 4 KiB.
-void use_huge_pages(std::byte* data, std::size_t size) {
-  constexpr std::uintptr_t PAGE = 4096;
-  const auto first = (reinterpret_cast<std::uintptr_t>(data) + PAGE - 1) / PAGE * PAGE, end = reinterpret_cast<std::uintptr_t>(data) + size;
-  if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
-}
-
 void pack(Team& team, const float* from, std::ptrdiff_t out_stride, std::ptrdiff_t in_stride, const Weight& to) {
-  use_huge_pages(to.data, bytes_of(to.kind, to.out, to.in));
   with_kind(to.kind, [&]<typename K>(K) {
     const int lines = lines_of(to.in);
     team.run(panels_of(to.out), [&](int panel) {
