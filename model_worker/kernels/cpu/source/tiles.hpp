@@ -25,7 +25,10 @@ class Stripes {
     const int tile_bytes = std::max(1, tiles.rows / tiles.count) * row_bytes;
     stripe_ = std::max(1, STRIPE_BYTES / tile_bytes);
     stripes_ = (tiles.count + stripe_ - 1) / stripe_;
-    const int wanted = std::max(1, 8 * threads / stripes_);
+    // The fewer pieces, the longer a thread reads on at one place, which memory answers faster; many rows are bound by multiplying, and whoever has the last
+    // piece of these keeps the others waiting for longer.
+    const int of_thread = tiles.count <= FEW_TILES ? 2 : 8;
+    const int wanted = std::max(1, of_thread * threads / stripes_);
     group_ = std::clamp(panels / wanted, 1, 16);
     groups_ = (panels + group_ - 1) / group_;
   }
@@ -36,7 +39,7 @@ class Stripes {
   int last_panel(int piece) const { return std::min(panels_, first_panel(piece) + group_); }
 
  private:
-  static constexpr int STRIPE_BYTES = 256 << 10;
+  static constexpr int STRIPE_BYTES = 256 << 10, FEW_TILES = 4;
   Tiles tiles_;
   int panels_, stripe_, stripes_, group_, groups_;
 };
