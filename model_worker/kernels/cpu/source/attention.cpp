@@ -202,8 +202,7 @@ void attend_tile(const Cache<K>& cache, int kv_head, const Tile& tile, float sca
   float* scores = memory;                    // [rows, CHUNK]
   float* sums = scores + rows * CHUNK;       // [rows, head_dim]
   FactorOf<K>* turned = reinterpret_cast<FactorOf<K>*>(sums + rows * head_dim);  // [head_dim / AT_ONCE, rows]
-  for (int row = 0; row < rows; ++row)
-    for (int d = 0; d < head_dim; d += AT_ONCE) turned[d / AT_ONCE * rows + row] = Cached<K>::factor(tile.queries[row] + d);
+  for (int row = 0; row < rows; ++row) Cached<K>::put_factors(tile.queries[row], head_dim, turned + row, rows);
   std::fill(sums, sums + rows * head_dim, 0.0f);
   float most[ROWS_MAX], total[ROWS_MAX] = {};
   std::fill(most, most + rows, NOWHERE);

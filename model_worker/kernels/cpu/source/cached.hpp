@@ -15,7 +15,10 @@ struct Cached {
   using Factor = float;
   using Numbers = Vec;  // for each lane AT_ONCE of them
 
-  static Factor factor(const float* from) { return *from; }
+  // `head_dim` numbers as factors, `stride` apart.
+  static void put_factors(const float* from, int head_dim, Factor* to, int stride) {
+    for (int d = 0; d < head_dim; ++d) to[d * stride] = from[d];
+  }
   static Numbers read(const K* from) { return load(from); }
   // Values of so many positions or more: what lies behind the last may be no number.
   static Numbers read_values(const K* from, int) { return load(from); }
@@ -47,11 +50,18 @@ struct Cached<Brain> {
   using Factor = int32_t;  // the bits of two
   using Numbers = __m512bh;
 
-  static Factor factor(const float* from) {
-    Brain both[2];
-    store_one(both, from[0]);
-    store_one(both + 1, from[1]);
-    return weight_of(both);
+  static void put_factors(const float* from, int head_dim, Factor* to, int stride) {
+    Brain brains[WIDTH];
+    int d = 0;
+    for (; d + WIDTH <= head_dim; d += WIDTH) {
+      store(brains, load(from + d));
+      for (int at = 0; at < WIDTH; at += AT_ONCE, to += stride) *to = weight_of(brains + at);
+    }
+    for (; d < head_dim; d += AT_ONCE, to += stride) {
+      store_one(brains, from[d]);
+      store_one(brains + 1, from[d + 1]);
+      *to = weight_of(brains);
+    }
   }
   static Numbers read(const Brain* from) { return (__m512bh)_mm512_loadu_si512(from); }
   static Numbers read_values(const Brain* from, int positions) {
@@ -62,7 +72,12 @@ struct Cached<Brain> {
   }
 
   static void put_values(Brain* to, const float* from, int head_dim) {
-    for (int d = 0; d < head_dim; ++d) store_one(to + d * AT_ONCE, from[d]);
+    int d = 0;
+    for (; d + WIDTH <= head_dim; d += WIDTH) {
+      const __m256i brains = (__m256i)_mm512_cvtneps_pbh((__m512)load(from + d));
+      _mm512_mask_storeu_epi16(to + d * AT_ONCE, 0x55555555, _mm512_cvtepu16_epi32(brains));
+    }
+    for (; d < head_dim; ++d) store_one(to + d * AT_ONCE, from[d]);
   }
 
   static void put_weights(float* weights, int at, Vec values) { store(reinterpret_cast<Brain*>(weights) + at, values); }

@@ -111,14 +111,20 @@ inline bool has_nan(Vec value) {
 
 inline Vec magnitude(Vec value) { return (Vec)((IntVec)value & 0x7fffffff); }
 
-// exp to about one unit in the last place: 2^n * e^r with |r| <= ln(2) / 2, e^r by Cephes' polynomial (expf.c). Of less than -87.3 it is
-// 0, of NaN NaN.
+// exp to about one unit in the last place: 2^n * e^r with |r| <= ln(2) / 2, e^r by Cephes' polynomial (expf.c). Of NaN it is NaN, of what is too small
+// to have a normal one 0 or next to it.
 inline Vec exponential(Vec x) {
+#if defined(__AVX512F__)
+  // Beyond these bounds it is 0 or infinite all the same; of a number and a NaN both operations give the second.
+  const __m512 bounded = _mm512_min_ps(_mm512_set1_ps(89.0f), _mm512_max_ps(_mm512_set1_ps(-110.0f), (__m512)x));
+  const Vec n = (Vec)_mm512_roundscale_ps((__m512)((Vec)bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
   const Vec bounded = x < -87.336f ? broadcast(-87.336f) : x > 88.7f ? broadcast(88.7f) : x;
   const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const Vec shifted = bounded * 1.44269504f + magic;
   const Vec n = shifted - magic;
-  const Vec r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+#endif
+  const Vec r = ((Vec)bounded - n * 0.693359375f) + n * 2.12194440e-4f;
   Vec p = broadcast(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
@@ -126,9 +132,12 @@ inline Vec exponential(Vec x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   const Vec e = (p * r) * r + r + 1.0f;
+#if defined(__AVX512F__)
+  return (Vec)_mm512_scalef_ps((__m512)e, (__m512)n);
+#else
   const IntVec bits = ((IntVec)shifted << 23) + (IntVec)e;  // the low bits of `shifted` are n
-  const Vec value = (Vec)bits;
-  return x < -87.336f ? broadcast(0.0f) : x > 88.7f ? broadcast(__builtin_inff()) : x == x ? value : x;
+  return x < -87.336f ? broadcast(0.0f) : x > 88.7f ? broadcast(__builtin_inff()) : x == x ? (Vec)bits : x;
+#endif
 }
 
 }  // namespace tessera
