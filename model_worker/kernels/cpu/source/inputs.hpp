@@ -15,8 +15,7 @@ class Inputs {
     kind_ = kind;
     in_ = in;
     with_kind(kind, [&]<typename K>(K) {
-      // What fits one tile is cut all the same: beside the second one the next weights come from memory.
-      tiles_ = Tiles(rows, rows >= ROWS_CUT ? std::min(K::ROWS, (rows + 1) / 2) : K::ROWS);
+      tiles_ = Tiles(rows, K::ROWS);
       row_bytes_ = lines_of(in) * K::ROW_BYTES;
     });
     memory_.resize(std::max(memory_.size(), rows * row_bytes_));
@@ -43,8 +42,6 @@ class Inputs {
   }
 
  private:
-  static constexpr int ROWS_CUT = 6;
-
   Kind kind_ = Kind::F32;
   int in_ = 0;
   Tiles tiles_{0, 1};

@@ -15,15 +15,44 @@
 
 namespace tessera {
 
-// What will be read next, asked for little by little: `per_line` cache lines beside each line that is multiplied.
-class Ahead {
- public:
-  static constexpr int CACHE_LINE = 64;
+// What will be read next is asked for little by little, in one of two ways. Both are told of each line before it is multiplied, `panel` being the one that
+// it is of, and of each step of the line, which reads BYTES of it.
 
-  Ahead(const std::byte* from, int per_line) : at_(from), per_line_(per_line) {}
+// Where a panel is read once: the line that comes DISTANCE later, in the end those of the panel `next`. They come past the caches, from which they would push
+// what this and other processes need again.
+class Onward {
+ public:
+  Onward(const std::byte* next, int lines) : next_(next), lines_(lines) {}
+
+  template <std::size_t LINE_BYTES>
+  void line(const std::byte* panel, int line) {
+    const int later = line + static_cast<int>(DISTANCE / LINE_BYTES);
+    at_ = later < lines_ ? panel + later * LINE_BYTES : next_ + (later - lines_) * LINE_BYTES;
+  }
+  template <std::size_t BYTES>
   void step() {
+    for (std::size_t at = 0; at < BYTES; at += CACHE_LINE) _mm_prefetch(reinterpret_cast<const char*>(at_ + at), _MM_HINT_NTA);
+    at_ += BYTES;
+  }
+
+ private:
+  static constexpr std::size_t DISTANCE = 8 << 10;
+
+  const std::byte *next_, *at_ = nullptr;
+  int lines_;
+};
+
+// Where other tiles are multiplied by the same panel: this tile's part of the panel that comes after it, `per_line` cache lines beside each line.
+class Apart {
+ public:
+  Apart(const std::byte* from, int per_line) : at_(from), per_line_(per_line) {}
+
+  template <std::size_t>
+  void line(const std::byte*, int) {
     for (int each = 0; each < per_line_; ++each, at_ += CACHE_LINE) _mm_prefetch(reinterpret_cast<const char*>(at_), _MM_HINT_T1);
   }
+  template <std::size_t>
+  void step() {}
 
  private:
   const std::byte* at_;
@@ -38,13 +67,14 @@ struct ByFloats {
 
   static void put(const float* from, std::byte* line, int row, int) { std::memcpy(line + row * ROW_BYTES, from, ROW_BYTES); }
 
-  template <int R>
+  template <int R, typename Ahead>
   static void add(const std::byte* x, const std::byte* panel, int lines, Vec (&sums)[R][2], Ahead ahead) {
     const float* inputs = reinterpret_cast<const float*>(x);
     const W* weights = reinterpret_cast<const W*>(panel);
     for (int line = 0; line < lines; ++line, inputs += R * LINE) {
-      ahead.step();
+      ahead.template line<LINE_BYTES>(panel, line);
       for (int k = 0; k < LINE; ++k, weights += PANEL) {
+        ahead.template step<sizeof(W) * PANEL>();
         const Vec first = load(weights), second = load(weights + WIDTH);
 #pragma GCC unroll 12
         for (int row = 0; row < R; ++row) {
@@ -75,12 +105,14 @@ struct BrainsByBrains {
     std::memcpy(line + row * ROW_BYTES, &brains, ROW_BYTES);
   }
 
-  template <int R>
+  template <int R, typename Ahead>
   static void add(const std::byte* x, const std::byte* panel, int lines, Vec (&sums)[R][2], Ahead ahead) {
+    const std::byte* weights = panel;
     for (int line = 0; line < lines; ++line, x += R * ROW_BYTES) {
-      ahead.step();
-      for (int pair = 0; pair < LINE / 2; ++pair, panel += 4 * PANEL) {
-        const __m512bh first = (__m512bh)_mm512_loadu_si512(panel), second = (__m512bh)_mm512_loadu_si512(panel + 64);
+      ahead.template line<LINE_BYTES>(panel, line);
+      for (int pair = 0; pair < LINE / 2; ++pair, weights += 4 * PANEL) {
+        ahead.template step<4 * PANEL>();
+        const __m512bh first = (__m512bh)_mm512_loadu_si512(weights), second = (__m512bh)_mm512_loadu_si512(weights + 64);
 #pragma GCC unroll 12
         for (int row = 0; row < R; ++row) {
           int32_t both;
@@ -125,25 +157,29 @@ struct BytesByBytes {
     *sum = 128 * quantize(from, std::isfinite(most) && std::isfinite(inverse) ? inverse : 0.0f, values);
   }
 
-  template <int R>
+  template <int R, typename Ahead>
   static void add(const std::byte* x, const std::byte* panel, int lines, Vec (&totals)[R][2], Ahead ahead) {
-    for (int line = 0; line < lines; ++line, x += R * ROW_BYTES, panel += LINE_BYTES) {
-      ahead.step();
+    const std::byte* weights = panel;
+    for (int line = 0; line < lines; ++line, x += R * ROW_BYTES, weights += LINE_BYTES) {
+      ahead.template line<LINE_BYTES>(panel, line);
       const float* scales = reinterpret_cast<const float*>(x + R * LINE);
       const int32_t* offsets = reinterpret_cast<const int32_t*>(x + R * (LINE + sizeof(float)));
       Sum sums[R][SUMS];
       for (int row = 0; row < R; ++row)
         for (int at = 0; at < SUMS; ++at) sums[row][at] = start(offsets[row]);
 #pragma GCC unroll 8
-      for (int quad = 0; quad < LINE / 4; ++quad)
+      for (int quad = 0; quad < LINE / 4; ++quad) {
+        ahead.template step<4 * PANEL>();
 #pragma GCC unroll 6
         for (int row = 0; row < R; ++row) {
           int32_t values;
           std::memcpy(&values, x + row * LINE + quad * 4, 4);
           for (int at = 0; at < SUMS; ++at)
-            sums[row][at] = multiply_and_add(sums[row][at], panel + quad * 4 * PANEL + at * 4 * SUM_WIDTH, values);
+            sums[row][at] = multiply_and_add(sums[row][at], weights + quad * 4 * PANEL + at * 4 * SUM_WIDTH, values);
         }
-      const Half* weight_scales = reinterpret_cast<const Half*>(panel + VALUES_BYTES);
+      }
+      ahead.template step<sizeof(Half) * PANEL>();
+      const Half* weight_scales = reinterpret_cast<const Half*>(weights + VALUES_BYTES);
       const Vec first = load(weight_scales), second = load(weight_scales + WIDTH);
       for (int row = 0; row < R; ++row) {
         totals[row][0] += as_floats(sums[row]) * (first * scales[row]);

@@ -2,6 +2,7 @@
 
 #include "rows.hpp"
 
+#include <type_traits>
 #include <utility>
 
 namespace tessera {
@@ -38,19 +39,25 @@ void finish(const Vec (&sums)[2], const Target& target, float* y) {
   }
 }
 
-template <typename K, int R>
+template <typename K, typename Ahead, int R>
 void tile(const std::byte* x, const std::byte* panel, int lines, Ahead ahead, const Target& target) {
   Vec sums[R][2] = {};
   K::template add<R>(x, panel, lines, sums, ahead);
   for (int row = 0; row < R; ++row) finish(sums[row], target, target.y + row * target.stride);
 }
 
+template <typename Ahead>
 using Tile = void (*)(const std::byte*, const std::byte*, int, Ahead, const Target&);
 
-template <typename K, int... R>
-Tile pick(int rows, std::integer_sequence<int, R...>) {
-  static constexpr Tile tiles[] = {tile<K, R + 1>...};
-  return tiles[rows - 1];
+template <typename K, typename Ahead, int... R>
+Tile<Ahead> pick(int rows, std::integer_sequence<int, R...>) {
+  static constexpr Tile<Ahead> all[] = {tile<K, Ahead, R + 1>...};
+  return all[rows - 1];
+}
+
+template <typename K, typename Ahead>
+void multiply_tile(int rows, const std::byte* x, const std::byte* panel, int lines, Ahead ahead, const Target& target) {
+  pick<K, Ahead>(rows, std::make_integer_sequence<int, K::ROWS>{})(x, panel, lines, ahead, target);
 }
 
 // A product's pieces: stripes of tiles by groups of panels, or of lines of outputs, `panel_bytes` of weights each.
@@ -60,7 +67,7 @@ class Plan {
   Plan(K, const Team& team, const Inputs& x, int lines, int panels)
       : threads_(team.size()), stripes_(x.tiles(), static_cast<int>(x.row_bytes()), panels, threads_) {
     panel_bytes = lines * K::LINE_BYTES;
-    cache_lines_ = static_cast<int>(K::LINE_BYTES) / Ahead::CACHE_LINE;
+    cache_lines_ = static_cast<int>(K::LINE_BYTES) / CACHE_LINE;
     lines_ = lines;
   }
 
@@ -71,15 +78,19 @@ class Plan {
   template <typename Work>
   void run(int piece, const Work& work) const {
     const int first_tile = stripes_.first_tile(piece), count = stripes_.last_tile(piece) - first_tile, last_panel = stripes_.last_panel(piece);
-    // While the tiles of one panel are multiplied, the next panel comes from memory, a part of it beside each. One tile alone reads as fast as memory
-    // gives, and among many the first one's waiting does not count.
     const int following = std::min(piece + threads_, stripes_.count() - 1);
-    const int per_line = count > 1 && count <= AHEAD_TILES ? (cache_lines_ + count - 1) / count : 0;
+    // While the tiles of one panel are multiplied, the next panel comes from memory, a part of it beside each. Among many the first one's waiting does not
+    // count.
+    const int per_line = count <= AHEAD_TILES ? (cache_lines_ + count - 1) / count : 0;
     for (int panel = stripes_.first_panel(piece); panel < last_panel; ++panel) {
       const int next = panel + 1 < last_panel ? panel + 1 : stripes_.first_panel(following);
+      if (count == 1) {
+        work(panel, next, first_tile, [&](const std::byte* weights) { return Onward(weights, lines_); });
+        continue;
+      }
       for (int each = 0; each < count; ++each) {
-        const std::ptrdiff_t done = std::ptrdiff_t{each} * per_line * lines_ * Ahead::CACHE_LINE;
-        work(panel, next, first_tile + each, [&](const std::byte* weights) { return Ahead(weights + done, per_line); });
+        const std::ptrdiff_t done = std::ptrdiff_t{each} * per_line * lines_ * CACHE_LINE;
+        work(panel, next, first_tile + each, [&](const std::byte* weights) { return Apart(weights + done, per_line); });
       }
     }
   }
@@ -125,8 +136,8 @@ void multiply(Team& team, const Inputs& x, const Weight& weight, float* y, std::
         const int column = panel * PANEL;
         const Target target{y + tiles.first(tile) * y_stride + column, y_stride, weight.bias ? weight.bias + column : nullptr,
                             std::min(PANEL, weight.out - column), into};
-        const Tile multiply_tile = pick<K>(tiles.size(tile), std::make_integer_sequence<int, K::ROWS>{});
-        multiply_tile(x.tile(tile), weight.data + panel * plan.panel_bytes, lines, ahead(weight.data + next * plan.panel_bytes), target);
+        const auto follows = ahead(weight.data + next * plan.panel_bytes);
+        multiply_tile<K>(tiles.size(tile), x.tile(tile), weight.data + panel * plan.panel_bytes, lines, follows, target);
       });
     });
   });
@@ -140,14 +151,16 @@ void multiply_gated(Team& team, const Inputs& x, const Weight& weight, Inputs& t
     const Plan plan(kind, team, x, lines, inner / LINE);
     team.run(plan.pieces(), [&](int piece) {
       plan.run(piece, [&](int line, int next, int tile, const auto& ahead) {
+        constexpr bool IS_ONCE = std::is_same_v<decltype(ahead(nullptr)), Onward>;
         const int rows = tiles.size(tile);
-        const Tile multiply_tile = pick<K>(rows, std::make_integer_sequence<int, K::ROWS>{});
+        const auto panel_of = [&](int line, int part) { return part / PANELS * (inner / PANEL) + part % PANELS + line * PANELS; };
         float halves[K::ROWS * 2 * LINE];  // [rows, 2, LINE]
         for (int part = 0; part < 2 * PANELS; ++part) {
-          const int half = part / PANELS, first = half * (inner / PANEL) + part % PANELS, column = (first + line * PANELS) * PANEL;
-          const Target target{halves + half * LINE + part % PANELS * PANEL, 2 * LINE, weight.bias ? weight.bias + column : nullptr, PANEL, Into::PLACE};
-          multiply_tile(x.tile(tile), weight.data + (first + line * PANELS) * plan.panel_bytes, lines,
-                        ahead(weight.data + (first + next * PANELS) * plan.panel_bytes), target);
+          const int panel = panel_of(line, part);
+          const Target target{halves + part * PANEL, 2 * LINE, weight.bias ? weight.bias + panel * PANEL : nullptr, PANEL, Into::PLACE};
+          const int after = !IS_ONCE ? panel_of(next, part) : part + 1 < 2 * PANELS ? panel_of(line, part + 1) : panel_of(next, 0);
+          const auto follows = ahead(weight.data + after * plan.panel_bytes);
+          multiply_tile<K>(rows, x.tile(tile), weight.data + panel * plan.panel_bytes, lines, follows, target);
         }
         std::byte* out = to.line(tile, line);
         for (int row = 0; row < rows; ++row) {

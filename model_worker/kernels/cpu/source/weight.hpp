@@ -16,6 +16,8 @@ constexpr int PANEL = 2 * WIDTH;
 // Inputs that belong together, in weights and in what they are multiplied by; of 8 bits, those that share a scale.
 constexpr int LINE = 32;
 
+constexpr int CACHE_LINE = 64;  // bytes
+
 inline int panels_of(int out) { return (out + PANEL - 1) / PANEL; }
 inline int lines_of(int in) { return (in + LINE - 1) / LINE; }
 
