@@ -15,11 +15,11 @@
 
 namespace tessera {
 
-// What will be read next is asked for little by little, in one of two ways. Both are told of each line before it is multiplied, `panel` being the one that
-// it is of, and of each step of the line, which reads BYTES of it.
+// What will be read next is asked for little by little, in one of two ways. Both are told of each line before it is multiplied, `panel` being what it is a
+// line of, and of each step of the line, which reads BYTES of it.
 
-// Where a panel is read once: the line that comes DISTANCE later, in the end those of the panel `next`. They come past the caches, from which they would push
-// what this and other processes need again.
+// Where all is read once: the line that comes DISTANCE later, in the end those of the panel `next`. It comes past the caches, from which it would push what
+// this and other processes need again.
 class Onward {
  public:
   Onward(const std::byte* next, int lines) : next_(next), lines_(lines) {}
@@ -42,14 +42,15 @@ class Onward {
   int lines_;
 };
 
-// Where other tiles are multiplied by the same panel: this tile's part of the panel that comes after it, `per_line` cache lines beside each line.
+// Something else: `per_line` cache lines of it beside each line.
+template <_mm_hint HINT>
 class Apart {
  public:
   Apart(const std::byte* from, int per_line) : at_(from), per_line_(per_line) {}
 
   template <std::size_t>
   void line(const std::byte*, int) {
-    for (int each = 0; each < per_line_; ++each, at_ += CACHE_LINE) _mm_prefetch(reinterpret_cast<const char*>(at_), _MM_HINT_T1);
+    for (int each = 0; each < per_line_; ++each, at_ += CACHE_LINE) _mm_prefetch(reinterpret_cast<const char*>(at_), HINT);
   }
   template <std::size_t>
   void step() {}

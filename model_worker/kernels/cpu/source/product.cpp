@@ -2,14 +2,11 @@
 
 #include "rows.hpp"
 
-#include <type_traits>
 #include <utility>
 
 namespace tessera {
 
 namespace {
-
-constexpr int AHEAD_TILES = 16;
 
 // Where the sums of a tile go: its first row and column of y.
 struct Target {
@@ -20,85 +17,142 @@ struct Target {
   Into into;
 };
 
-void finish(const Vec (&sums)[2], const Target& target, float* y) {
+void finish(const float* sums, const Target& target, float* y) {
   if (target.columns == PANEL) {
-    for (int half = 0; half < 2; ++half) {
-      Vec result = sums[half];
-      if (target.bias) result += load(target.bias + half * WIDTH);
-      if (target.into == Into::SUM) result += load(y + half * WIDTH);
-      store(y + half * WIDTH, result);
+    for (int at = 0; at < PANEL; at += WIDTH) {
+      Vec result = load(sums + at);
+      if (target.bias) result += load(target.bias + at);
+      if (target.into == Into::SUM) result += load(y + at);
+      store(y + at, result);
     }
     return;
   }
-  float values[PANEL];
-  store(values, sums[0]);
-  store(values + WIDTH, sums[1]);
   for (int column = 0; column < target.columns; ++column) {
-    const float result = target.bias ? values[column] + target.bias[column] : values[column];
+    const float result = target.bias ? sums[column] + target.bias[column] : sums[column];
     y[column] = target.into == Into::SUM ? result + y[column] : result;
   }
 }
 
+// Some lines of a tile by those of a panel: they begin its sums [R, PANEL], or are added to them.
 template <typename K, typename Ahead, int R>
-void tile(const std::byte* x, const std::byte* panel, int lines, Ahead ahead, const Target& target) {
-  Vec sums[R][2] = {};
-  K::template add<R>(x, panel, lines, sums, ahead);
-  for (int row = 0; row < R; ++row) finish(sums[row], target, target.y + row * target.stride);
+void add_lines(const std::byte* x, const std::byte* panel, int lines, Ahead ahead, float* sums, bool is_first) {
+  Vec totals[R][2];
+  if (is_first) {
+#pragma GCC unroll 12
+    for (int row = 0; row < R; ++row) totals[row][0] = totals[row][1] = Vec{};
+  } else {
+#pragma GCC unroll 12
+    for (int row = 0; row < R; ++row)
+      for (int half = 0; half < 2; ++half) totals[row][half] = load(sums + row * PANEL + half * WIDTH);
+  }
+  K::template add<R>(x, panel, lines, totals, ahead);
+#pragma GCC unroll 12
+  for (int row = 0; row < R; ++row)
+    for (int half = 0; half < 2; ++half) store(sums + row * PANEL + half * WIDTH, totals[row][half]);
 }
 
 template <typename Ahead>
-using Tile = void (*)(const std::byte*, const std::byte*, int, Ahead, const Target&);
+using AddLines = void (*)(const std::byte*, const std::byte*, int, Ahead, float*, bool);
 
 template <typename K, typename Ahead, int... R>
-Tile<Ahead> pick(int rows, std::integer_sequence<int, R...>) {
-  static constexpr Tile<Ahead> all[] = {tile<K, Ahead, R + 1>...};
+AddLines<Ahead> pick(int rows, std::integer_sequence<int, R...>) {
+  static constexpr AddLines<Ahead> all[] = {add_lines<K, Ahead, R + 1>...};
   return all[rows - 1];
 }
 
 template <typename K, typename Ahead>
-void multiply_tile(int rows, const std::byte* x, const std::byte* panel, int lines, Ahead ahead, const Target& target) {
-  pick<K, Ahead>(rows, std::make_integer_sequence<int, K::ROWS>{})(x, panel, lines, ahead, target);
+void add_lines_of(int rows, const std::byte* x, const std::byte* panel, int lines, Ahead ahead, float* sums, bool is_first) {
+  pick<K, Ahead>(rows, std::make_integer_sequence<int, K::ROWS>{})(x, panel, lines, ahead, sums, is_first);
 }
 
-// A product's pieces: stripes of tiles by groups of panels, or of lines of outputs, `panel_bytes` of weights each.
-class Plan {
+// Some tiles of inputs by one panel after the other, each of `lines` lines.
+template <typename K>
+class Strip {
  public:
-  template <typename K>
-  Plan(K, const Team& team, const Inputs& x, int lines, int panels)
-      : threads_(team.size()), stripes_(x.tiles(), static_cast<int>(x.row_bytes()), panels, threads_) {
-    panel_bytes = lines * K::LINE_BYTES;
-    cache_lines_ = static_cast<int>(K::LINE_BYTES) / CACHE_LINE;
-    lines_ = lines;
+  Strip(const Inputs& x, int first_tile, int count, int lines) : x_(x), first_(first_tile), count_(count), lines_(lines) {}
+
+  // `next` is the panel that comes after this one, `target(tile)` says where the sums of a tile go.
+  template <typename TargetOf>
+  void multiply(const std::byte* panel, const std::byte* next, const TargetOf& target) const {
+    if (count_ == 1) {
+      add_lines_of<K>(rows(0), x(0, 0), panel, lines_, Onward(next, lines_), sums_, true);
+      finish_tile(0, sums_, target);
+    } else if (count_ <= FEW) {
+      in_blocks(panel, next, target);
+    } else {
+      at_once(panel, next, target);
+    }
   }
 
-  int pieces() const { return stripes_.count(); }
+ private:
+  static constexpr int FEW = 48 / K::ROWS;  // more are so much work that taking up sums again would cost more than waiting for the weights
+  static constexpr int MANY = 16;           // more do not even notice the first one's waiting
+  static constexpr int BLOCK = (20 << 10) / K::LINE_BYTES;  // lines; two blocks fit a first-level cache of 48 KiB
+  static constexpr int CACHE_LINES = K::LINE_BYTES / CACHE_LINE;
 
-  // Calls `work(panel, next, tile, ahead)` for each of a piece: `next` is the panel that comes after `panel`, and `ahead(weights)` asks for this tile's part
-  // of these.
-  template <typename Work>
-  void run(int piece, const Work& work) const {
-    const int first_tile = stripes_.first_tile(piece), count = stripes_.last_tile(piece) - first_tile, last_panel = stripes_.last_panel(piece);
-    const int following = std::min(piece + threads_, stripes_.count() - 1);
-    // While the tiles of one panel are multiplied, the next panel comes from memory, a part of it beside each. Among many the first one's waiting does not
-    // count.
-    const int per_line = count <= AHEAD_TILES ? (cache_lines_ + count - 1) / count : 0;
-    for (int panel = stripes_.first_panel(piece); panel < last_panel; ++panel) {
-      const int next = panel + 1 < last_panel ? panel + 1 : stripes_.first_panel(following);
-      if (count == 1) {
-        work(panel, next, first_tile, [&](const std::byte* weights) { return Onward(weights, lines_); });
-        continue;
-      }
-      for (int each = 0; each < count; ++each) {
-        const std::ptrdiff_t done = std::ptrdiff_t{each} * per_line * lines_ * CACHE_LINE;
-        work(panel, next, first_tile + each, [&](const std::byte* weights) { return Apart(weights + done, per_line); });
+  // A block of the panel by all tiles, then the next. Meanwhile that one comes from memory, a part of it beside each tile.
+  template <typename TargetOf>
+  void in_blocks(const std::byte* panel, const std::byte* next, const TargetOf& target) const {
+    const int per_line = (CACHE_LINES + count_ - 1) / count_;
+    const Tiles blocks(lines_, BLOCK);
+    for (int block = 0; block < blocks.count; ++block) {
+      const int first = blocks.first(block), lines = blocks.size(block), end = first + lines;
+      const std::byte* following = end < lines_ ? panel + end * K::LINE_BYTES : next;
+      for (int tile = 0; tile < count_; ++tile) {
+        float* sums = sums_ + tile * K::ROWS * PANEL;
+        const Apart<_MM_HINT_NTA> ahead(following + std::ptrdiff_t{tile} * per_line * lines * CACHE_LINE, per_line);
+        add_lines_of<K>(rows(tile), x(tile, first), panel + first * K::LINE_BYTES, lines, ahead, sums, first == 0);
+        if (end == lines_) finish_tile(tile, sums, target);
       }
     }
   }
 
-  std::size_t panel_bytes;
+  // The whole panel by one tile after the other. The next comes into the second-level cache, a part of it beside each.
+  template <typename TargetOf>
+  void at_once(const std::byte* panel, const std::byte* next, const TargetOf& target) const {
+    const int per_line = count_ <= MANY ? (CACHE_LINES + count_ - 1) / count_ : 0;
+    for (int tile = 0; tile < count_; ++tile) {
+      const Apart<_MM_HINT_T1> ahead(next + std::ptrdiff_t{tile} * per_line * lines_ * CACHE_LINE, per_line);
+      add_lines_of<K>(rows(tile), x(tile, 0), panel, lines_, ahead, sums_, true);
+      finish_tile(tile, sums_, target);
+    }
+  }
+
+  int rows(int tile) const { return x_.tiles().size(first_ + tile); }
+  const std::byte* x(int tile, int line) const { return x_.tile(first_ + tile) + line * rows(tile) * K::ROW_BYTES; }
+
+  template <typename TargetOf>
+  void finish_tile(int tile, const float* sums, const TargetOf& target_of) const {
+    const Target target = target_of(first_ + tile);
+    for (int row = 0; row < rows(tile); ++row) finish(sums + row * PANEL, target, target.y + row * target.stride);
+  }
+
+  const Inputs& x_;
+  int first_, count_, lines_;
+  alignas(CACHE_LINE) static thread_local float sums_[FEW * K::ROWS * PANEL];
+};
+
+template <typename K>
+alignas(CACHE_LINE) thread_local float Strip<K>::sums_[FEW * K::ROWS * PANEL];
+
+// A product's pieces: stripes of tiles by groups of panels, or of lines of outputs.
+class Plan {
+ public:
+  Plan(const Team& team, const Inputs& x, int panels) : threads_(team.size()), stripes_(x.tiles(), static_cast<int>(x.row_bytes()), panels, threads_) {}
+
+  int pieces() const { return stripes_.count(); }
+  int first_tile(int piece) const { return stripes_.first_tile(piece); }
+  int tiles(int piece) const { return stripes_.last_tile(piece) - stripes_.first_tile(piece); }
+
+  // Calls `work(panel, next)` for each panel of a piece: `next` comes after `panel`, here or in the piece that this thread takes next.
+  template <typename Work>
+  void run(int piece, const Work& work) const {
+    const int following = std::min(piece + threads_, stripes_.count() - 1), last = stripes_.last_panel(piece);
+    for (int panel = stripes_.first_panel(piece); panel < last; ++panel) work(panel, panel + 1 < last ? panel + 1 : stripes_.first_panel(following));
+  }
 
  private:
-  int threads_, cache_lines_, lines_;
+  int threads_;
   Stripes stripes_;
 };
 
@@ -127,46 +181,50 @@ void pack(Team& team, const float* from, std::ptrdiff_t out_stride, std::ptrdiff
 }
 
 void multiply(Team& team, const Inputs& x, const Weight& weight, float* y, std::ptrdiff_t y_stride, Into into) {
-  with_kind(weight.kind, [&]<typename K>(K kind) {
+  with_kind(weight.kind, [&]<typename K>(K) {
     const int lines = lines_of(weight.in);
-    const Tiles& tiles = x.tiles();
-    const Plan plan(kind, team, x, lines, panels_of(weight.out));
+    const Plan plan(team, x, panels_of(weight.out));
+    const auto panel_at = [&](int panel) { return weight.data + std::ptrdiff_t{panel} * lines * K::LINE_BYTES; };
     team.run(plan.pieces(), [&](int piece) {
-      plan.run(piece, [&](int panel, int next, int tile, const auto& ahead) {
-        const int column = panel * PANEL;
-        const Target target{y + tiles.first(tile) * y_stride + column, y_stride, weight.bias ? weight.bias + column : nullptr,
-                            std::min(PANEL, weight.out - column), into};
-        const auto follows = ahead(weight.data + next * plan.panel_bytes);
-        multiply_tile<K>(tiles.size(tile), x.tile(tile), weight.data + panel * plan.panel_bytes, lines, follows, target);
+      const Strip<K> strip(x, plan.first_tile(piece), plan.tiles(piece), lines);
+      plan.run(piece, [&](int panel, int next) {
+        const int column = panel * PANEL, columns = std::min(PANEL, weight.out - column);
+        strip.multiply(panel_at(panel), panel_at(next), [&](int tile) {
+          return Target{y + x.tiles().first(tile) * y_stride + column, y_stride, weight.bias ? weight.bias + column : nullptr, columns, into};
+        });
       });
     });
   });
 }
 
 void multiply_gated(Team& team, const Inputs& x, const Weight& weight, Inputs& to) {
-  constexpr int PANELS = LINE / PANEL;  // of a line of outputs
-  with_kind(weight.kind, [&]<typename K>(K kind) {
+  constexpr int PANELS = LINE / PANEL, PARTS = 2 * PANELS;  // of a line of outputs: gates, then what they are for
+  with_kind(weight.kind, [&]<typename K>(K) {
     const int lines = lines_of(weight.in), inner = weight.out / 2;
-    const Tiles& tiles = x.tiles();
-    const Plan plan(kind, team, x, lines, inner / LINE);
+    const Plan plan(team, x, inner / LINE);
+    const auto panel_of = [&](int line, int part) { return part / PANELS * (inner / PANEL) + line * PANELS + part % PANELS; };
+    const auto panel_at = [&](int panel) { return weight.data + std::ptrdiff_t{panel} * lines * K::LINE_BYTES; };
     team.run(plan.pieces(), [&](int piece) {
-      plan.run(piece, [&](int line, int next, int tile, const auto& ahead) {
-        constexpr bool IS_ONCE = std::is_same_v<decltype(ahead(nullptr)), Onward>;
-        const int rows = tiles.size(tile);
-        const auto panel_of = [&](int line, int part) { return part / PANELS * (inner / PANEL) + part % PANELS + line * PANELS; };
-        float halves[K::ROWS * 2 * LINE];  // [rows, 2, LINE]
-        for (int part = 0; part < 2 * PANELS; ++part) {
-          const int panel = panel_of(line, part);
-          const Target target{halves + part * PANEL, 2 * LINE, weight.bias ? weight.bias + panel * PANEL : nullptr, PANEL, Into::PLACE};
-          const int after = !IS_ONCE ? panel_of(next, part) : part + 1 < 2 * PANELS ? panel_of(line, part + 1) : panel_of(next, 0);
-          const auto follows = ahead(weight.data + after * plan.panel_bytes);
-          multiply_tile<K>(rows, x.tile(tile), weight.data + panel * plan.panel_bytes, lines, follows, target);
+      const int first_tile = plan.first_tile(piece), tiles = plan.tiles(piece);
+      const Strip<K> strip(x, first_tile, tiles, lines);
+      constexpr int TILE_SUMS = K::ROWS * 2 * LINE;
+      float* sums = row_memory(tiles * TILE_SUMS);  // of each tile [rows, 2, LINE]
+      plan.run(piece, [&](int line, int next) {
+        for (int part = 0; part < PARTS; ++part) {
+          const int panel = panel_of(line, part), after = part + 1 < PARTS ? panel_of(line, part + 1) : panel_of(next, 0);
+          strip.multiply(panel_at(panel), panel_at(after), [&](int tile) {
+            float* target = sums + (tile - first_tile) * TILE_SUMS + part * PANEL;
+            return Target{target, 2 * LINE, weight.bias ? weight.bias + panel * PANEL : nullptr, PANEL, Into::PLACE};
+          });
         }
-        std::byte* out = to.line(tile, line);
-        for (int row = 0; row < rows; ++row) {
-          float values[LINE];
-          silu_and_mul(halves + row * 2 * LINE, values, LINE);
-          K::put(values, out, row, rows);
+        for (int tile = first_tile; tile < first_tile + tiles; ++tile) {
+          std::byte* out = to.line(tile, line);
+          const int rows = x.tiles().size(tile);
+          for (int row = 0; row < rows; ++row) {
+            float values[LINE];
+            silu_and_mul(sums + (tile - first_tile) * TILE_SUMS + row * 2 * LINE, values, LINE);
+            K::put(values, out, row, rows);
+          }
         }
       });
     });
