@@ -49,8 +49,9 @@ def _cached_as(dtype: torch.dtype, library: CpuLibrary) -> torch.dtype:
 
 
 class CpuKernels(TorchKernels):
-    """`dtype`: of packed weights, and of the KV cache, which is in float16 where the processor does not multiply bfloat16. `in_8_bits`: weights are quantized (see `PackedWeight`). `reads_cache`: whether attention is
-    by these kernels (see `can_read_cache`); otherwise it is torch's, and so is the cache."""
+    """`dtype`: of packed weights, and of the KV cache, which is in float16 where the processor does not multiply bfloat16. `in_8_bits`: weights are
+    quantized (see `PackedWeight`). `reads_cache`: whether attention is by these kernels (see `can_read_cache`); otherwise it is torch's, and so is
+    the cache."""
 
     def __init__(
         self,
