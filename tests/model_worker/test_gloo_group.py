@@ -14,12 +14,13 @@ from model_worker.ranks.gloo_group import GlooGroup
 
 
 def on_ranks(size: int, do: Callable[[GlooGroup], Any]) -> list[Any]:
-    """What `do` gives on each of `size` ranks that have joined, by rank; each is a thread."""
-    store, results = HashStore(), [None] * size
+    """What `do` gives on each of `size` ranks that have all joined, by rank; each is a thread."""
+    store, results, all_joined = HashStore(), [None] * size, threading.Barrier(size)
 
     def run(rank: int) -> None:
         group = GlooGroup(store, rank, size)
         group.join(0)
+        all_joined.wait()  # a rank that left at once would end the others' join
         results[rank] = do(group)
         group.leave()
 
