@@ -91,7 +91,7 @@ def measured_limits(size: ModelSize, precision: str) -> Limits:
     reads = {"torch's sum": weight_bytes / _best_s(values.sum)}
     del values
     products = {f"torch, {kind}": 2 * SQUARE**3 / _best_s(product) for kind, product in _torch_products(precision).items()}
-    kernels = _own_kernels(precision, threads)
+    kernels = own_kernels(precision, threads)
     if kernels is not None:
         large, row = _packed(kernels, (size.layers + size.head) // SQUARE), torch.randn(1, SQUARE)
         reads["our kernel"] = weight_bytes / _best_s(lambda: large(row, None))
@@ -115,13 +115,15 @@ def _torch_products(precision: str) -> dict[str, Callable[[], torch.Tensor]]:
     return products
 
 
-def _own_kernels(precision: str, threads: int) -> CpuKernels | None:
+def own_kernels(precision: str, threads: int) -> CpuKernels | None:
+    """Of such weights; None where this machine has none."""
     try:
         library = cpu_library(threads)
     except KernelsMissing:
         return None
     options = PRECISIONS[precision]
-    return CpuKernels(library, getattr(torch, options["dtype"]), in_8_bits=options.get("quantization") == "int8")
+    dtype = getattr(torch, options.get("dtype", "float16"))  # of 8-bit weights it is the cache's alone
+    return CpuKernels(library, dtype, in_8_bits=options.get("quantization") == "int8")
 
 
 def _packed(kernels: CpuKernels, outputs: int) -> Product:

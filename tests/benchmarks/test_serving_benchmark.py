@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("matplotlib")
 
 from matplotlib import image
 
 from tessera.values.model import ModelInfo
-from tests.benchmarks.machine_limits import Limits, ModelSize
+from tests.benchmarks.live_system import PRECISIONS
+from tests.benchmarks.machine_limits import Limits, ModelSize, own_kernels
 from tests.benchmarks.serving_picture import draw
 from tests.benchmarks.workloads import WORKLOADS, Workload, chosen
 
@@ -63,3 +65,9 @@ def test_the_picture_is_there(tmp_path: Path) -> None:
     draw(bars, "a title", tmp_path / "bench.png")
     height, width, _ = image.imread(tmp_path / "bench.png").shape
     assert width > 600 and height > 500
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_limits_of_every_precision_are_measured_with_its_own_weights(precision: str) -> None:
+    kernels, expected = own_kernels(precision, 1), {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "int8": "int8"}
+    assert kernels is not None and kernels.weights_dtype == getattr(torch, expected[precision])
