@@ -42,15 +42,19 @@ class Onward {
   int lines_;
 };
 
-// Something else: `per_line` cache lines of it beside each line.
-template <_mm_hint HINT>
+// Something else: `per_line` cache lines of it beside each line, past the second-level cache or into it.
+template <bool IS_PAST>
 class Apart {
  public:
   Apart(const std::byte* from, int per_line) : at_(from), per_line_(per_line) {}
 
   template <std::size_t>
   void line(const std::byte*, int) {
-    for (int each = 0; each < per_line_; ++each, at_ += CACHE_LINE) _mm_prefetch(reinterpret_cast<const char*>(at_), HINT);
+    for (int each = 0; each < per_line_; ++each, at_ += CACHE_LINE) {
+      const char* at = reinterpret_cast<const char*>(at_);
+      if constexpr (IS_PAST) _mm_prefetch(at, _MM_HINT_NTA);
+      else _mm_prefetch(at, _MM_HINT_T1);
+    }
   }
   template <std::size_t>
   void step() {}

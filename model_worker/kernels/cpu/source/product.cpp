@@ -100,7 +100,7 @@ class Strip {
       const std::byte* following = end < lines_ ? panel + end * K::LINE_BYTES : next;
       for (int tile = 0; tile < count_; ++tile) {
         float* sums = sums_ + tile * K::ROWS * PANEL;
-        const Apart<_MM_HINT_NTA> ahead(following + std::ptrdiff_t{tile} * per_line * lines * CACHE_LINE, per_line);
+        const Apart<true> ahead(following + std::ptrdiff_t{tile} * per_line * lines * CACHE_LINE, per_line);
         add_lines_of<K>(rows(tile), x(tile, first), panel + first * K::LINE_BYTES, lines, ahead, sums, first == 0);
         if (end == lines_) finish_tile(tile, sums, target);
       }
@@ -112,7 +112,7 @@ class Strip {
   void at_once(const std::byte* panel, const std::byte* next, const TargetOf& target) const {
     const int per_line = count_ <= MANY ? (CACHE_LINES + count_ - 1) / count_ : 0;
     for (int tile = 0; tile < count_; ++tile) {
-      const Apart<_MM_HINT_T1> ahead(next + std::ptrdiff_t{tile} * per_line * lines_ * CACHE_LINE, per_line);
+      const Apart<false> ahead(next + std::ptrdiff_t{tile} * per_line * lines_ * CACHE_LINE, per_line);
       add_lines_of<K>(rows(tile), x(tile, 0), panel, lines_, ahead, sums_, true);
       finish_tile(tile, sums_, target);
     }
