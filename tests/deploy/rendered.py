@@ -24,11 +24,11 @@ KUBERNETES = ("1.30", "1.33", "1.37")
 RELEASE, NAMESPACE = "demo", "llm"
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _Loader(yaml.CSafeLoader):
     """Reads `=` as the text that it is to Kubernetes and Helm; in YAML 1.1, which this library has, it was something of its own."""
 
 
-_Loader.add_constructor("tag:yaml.org,2002:value", yaml.SafeLoader.construct_yaml_str)
+_Loader.add_constructor("tag:yaml.org,2002:value", yaml.CSafeLoader.construct_yaml_str)
 
 # It reads its files again for every object: megabytes.
 kubernetes_schemas.schema_contents = lru_cache(maxsize=None)(kubernetes_schemas.schema_contents)
