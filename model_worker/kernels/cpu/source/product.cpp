@@ -88,7 +88,7 @@ class Strip {
   static constexpr int FEW = 48 / K::ROWS;  // more are so much work that taking up sums again would cost more than waiting for the weights
   static constexpr int MANY = 16;           // more do not even notice the first one's waiting
   static constexpr int BLOCK = (20 << 10) / K::LINE_BYTES;  // lines; two blocks fit a first-level cache of 48 KiB
-  static constexpr int CACHE_LINES = K::LINE_BYTES / CACHE_LINE;
+  static constexpr int CACHE_LINES = (K::LINE_BYTES + CACHE_LINE - 1) / CACHE_LINE;  // of a line
 
   // A block of the panel by all tiles, then the next. Meanwhile that one comes from memory, a part of it beside each tile.
   template <typename TargetOf>
