@@ -126,8 +126,16 @@ class LayerStack(ABC):
     """Plain layers that are run one after the other without a word between them."""
 
     @abstractmethod
-    def run(self, layers: range, hidden: Tensor, rotation: tuple[Tensor, Tensor], attention: PagedAttention) -> None:
-        """Run these, in place: `hidden` is `[T, hidden_size]`, `rotation` as in `RotatingAttention`; keys and values are written to the pool."""
+    def run(
+        self,
+        layers: range,
+        hidden: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        attention: PagedAttention,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """Run these over `hidden` `[T, hidden_size]`, which is overwritten; `rotation` as in `RotatingAttention`; keys and values are written to
+        the pool. Returns what the last of them gives for the tokens `wanted`, int64 `[S]`, as `[S, hidden_size]`; None: for all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -120,8 +120,8 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KVPool) -> Tensor:
         """See `CausalLM`."""
-        hidden, _ = self._hidden(batch, kv, ())
-        return self._lm_head.logits(self._norm(hidden.index_select(0, self._kernels.placement.take(batch.logits_rows))))
+        hidden, _ = self._hidden(batch, kv, (), self._kernels.placement.take(batch.logits_rows))
+        return self._lm_head.logits(self._norm(hidden))
 
     @torch.inference_mode()
     def forward_tapped(self, batch: Batch, kv: KVPool, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -131,8 +131,10 @@ class Decoder:
         logits = self._lm_head.logits(normed.index_select(0, self._kernels.placement.take(batch.logits_rows)))
         return logits, torch.cat(tapped, dim=1) if taps else normed
 
-    def _hidden(self, batch: Batch, kv: KVPool, taps: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """What the last layer gives for all tokens, `[T, hidden_size]`, and what went into the layers `taps`."""
+    def _hidden(
+        self, batch: Batch, kv: KVPool, taps: Sequence[int], wanted: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What the last layer gives for the tokens `wanted`, or for all, `[S, hidden_size]`, and what went into the layers `taps`, `[T, hidden_size]`."""
         attention = self.paged_attention(batch, kv)
         rotation = self._rotary(self._kernels.placement.take(batch.positions))
         hidden, tapped = self._embed_tokens(self._kernels.placement.take(batch.input_ids)), {}
@@ -141,13 +143,14 @@ class Decoder:
             for first, stop in pairwise(bounds):
                 if first in taps:
                     tapped[first] = hidden.clone()
-                stack.run(range(first, stop), hidden, rotation, attention)
+                is_last = stop == len(self._layers)
+                hidden = stack.run(range(first, stop), hidden, rotation, attention, wanted if is_last else None)
             return hidden, [tapped[index] for index in taps]
         for index, layer in enumerate(self._layers):
             if index in taps:
                 tapped[index] = hidden
             hidden = layer(hidden, rotation, attention, index)
-        return hidden, [tapped[index] for index in taps]
+        return hidden if wanted is None else hidden.index_select(0, wanted), [tapped[index] for index in taps]
 
     @cached_property
     def _stack(self) -> LayerStack | None:

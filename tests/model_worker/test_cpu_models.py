@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -67,6 +68,26 @@ def test_a_context_has_the_same_bits_however_it_was_computed(model: CausalLM) ->
     for token in range(290, 300):
         logits = among.step([(others[0], 1), (run, 1), (others[2], 1)])
         assert torch.equal(logits[1], expected[token]), token
+
+
+@pytest.mark.parametrize("wanted", [[0], [99, 40, 3], [150, 7, 7, 120, 159], []], ids=str)
+def test_some_tokens_have_the_bits_that_they_have_among_all(model: CausalLM, wanted: list[int]) -> None:
+    """The last layer computes for some alone, in any order."""
+    draw = random.Random(6)
+    prompts = [draw.choices(range(199), k=count) for count in (100, 60)]
+    logits = []
+    for every_logit in (True, False):
+        paged = driver(model)
+        runs = [paged.start(ids) for ids in prompts]
+        for run in runs:
+            run.table += paged.take_blocks(7)
+        batch = build_batch([(run, len(run.ids)) for run in runs], 16, every_logit=True)
+        logits.append(
+            model.forward(
+                batch if every_logit else replace(batch, logits_rows=torch.tensor(wanted, dtype=torch.int64)), paged.kv
+            )
+        )
+    assert torch.equal(logits[1], logits[0][wanted])
 
 
 class LayerByLayer(CpuKernels):

@@ -6,7 +6,7 @@ from ctypes import addressof, sizeof
 from torch import Tensor
 
 from model_worker.kernels.cpu.attention import CpuAttention
-from model_worker.kernels.cpu.library import KIND, CpuLibrary, LayerShape, LayerView, address, view_of
+from model_worker.kernels.cpu.library import KIND, AnglesView, CpuLibrary, LayerShape, LayerView, WantedView, address, view_of
 from model_worker.kernels.cpu.packed_weight import PackedWeight
 from model_worker.kernels.interface import LayerStack, PagedAttention, PlainLayer, Product
 from model_worker.kv_pool import KVPool
@@ -22,14 +22,26 @@ class CpuLayerStack(LayerStack):
         self._shape = LayerShape()
         self._pool: KVPool | None = None  # whose addresses the views have
 
-    def run(self, layers: range, hidden: Tensor, rotation: tuple[Tensor, Tensor], attention: PagedAttention) -> None:
+    def run(
+        self,
+        layers: range,
+        hidden: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        attention: PagedAttention,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
         assert isinstance(attention, CpuAttention) and hidden.is_contiguous(), "these kernels attend themselves"
         if self._pool is not attention.pool:
             self._take(attention.pool)
         cos, sin = rotation
         first = addressof(self._views) + layers.start * sizeof(LayerView)
-        angles = address(cos), address(sin), cos.shape[1]
-        self._library.run_layers(first, len(layers), view_of(self._shape), attention.batch, *angles, address(hidden))
+        angles, count = AnglesView(address(cos), address(sin), cos.shape[1]), len(hidden)
+        tokens = WantedView(None, 0)
+        if wanted is not None and len(wanted) < count:
+            tokens, count = WantedView(address(wanted), len(wanted)), len(wanted)
+        views = view_of(self._shape), attention.batch, view_of(angles), view_of(tokens)
+        self._library.run_layers(first, len(layers), *views, address(hidden))
+        return hidden[:count] if wanted is None or tokens.count else hidden.index_select(0, wanted)
 
     def _take(self, pool: KVPool) -> None:
         plain = self._layers[0]

@@ -74,6 +74,18 @@ class LayerShape(Structure):
     )
 
 
+class AnglesView(Structure):
+    """`tessera::Angles`."""
+
+    _fields_ = (("cos", _P), ("sin", _P), ("pairs", _I))
+
+
+class WantedView(Structure):
+    """`tessera::Wanted`."""
+
+    _fields_ = (("tokens", _P), ("count", _I))
+
+
 KIND = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 """`tessera::Kind`, of a weight or a cache; int8 is 8 bits with scales."""
 
@@ -85,7 +97,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "gather": (_WEIGHT, _P, _I, _P),
     "rms_norm": (_P, _P, _P, _P, _F, _P, _I, _I),
     "silu_and_mul": (_P, _P, _I, _I),
-    "run_layers": (_P, _I, POINTER(LayerShape), _BATCH, _P, _P, _I, _P),
+    "run_layers": (_P, _I, POINTER(LayerShape), _BATCH, POINTER(AnglesView), POINTER(WantedView), _P),
 }
 _TYPED_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rotate_and_store": (_CACHE, _BATCH, _P, _L, _P, _L, _P, _P, _I, _I, _P),

@@ -51,9 +51,9 @@ TESSERA_API void tessera_silu_and_mul(Team* team, const float* x, float* y, int 
   by_rows(*team, rows, 2 * n, [&](int row) { silu_and_mul(x + std::ptrdiff_t{row} * 2 * n, y + std::ptrdiff_t{row} * n, n); });
 }
 
-TESSERA_API void tessera_run_layers(Team* team, const Layer* layers, int count, const LayerShape* shape, const BatchView* batch, const float* cos,
-                                    const float* sin, int pairs, float* hidden) {
-  run_layers(*team, layers, count, *shape, *batch, cos, sin, pairs, hidden);
+TESSERA_API void tessera_run_layers(Team* team, const Layer* layers, int count, const LayerShape* shape, const BatchView* batch, const Angles* angles,
+                                    const Wanted* wanted, float* hidden) {
+  run_layers(*team, layers, count, *shape, *batch, *angles, *wanted, hidden);
 }
 
 // One of each per type of what a cache holds.

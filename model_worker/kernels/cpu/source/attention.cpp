@@ -242,17 +242,9 @@ void attend_tile(const Cache<K>& cache, int kv_head, const Tile& tile, float sca
     for (int d = 0; d < head_dim; ++d) tile.outputs[row][d] = sums[row * head_dim + d] / total[row];
 }
 
-inline int row_of(const BatchView& batch, int token) {
-  return static_cast<int>(std::upper_bound(batch.starts, batch.starts + batch.rows + 1, token) - batch.starts) - 1;
-}
-
-inline const int32_t* table_of(const BatchView& batch, int row) { return batch.tables + std::ptrdiff_t{row} * batch.table_stride; }
-
-inline int new_tokens(const BatchView& batch, int row) { return batch.starts[row + 1] - batch.starts[row]; }
-
 // Positions of whole blocks that two rows have in common.
 int shared_by(const BatchView& batch, int block_size, int one, int other) {
-  const int32_t *a = table_of(batch, one), *b = table_of(batch, other);
+  const int32_t *a = batch.table(one), *b = batch.table(other);
   const int blocks = std::min(batch.context_lens[one], batch.context_lens[other]) / block_size;
   return static_cast<int>(std::mismatch(a, a + blocks, b).first - a) * block_size;
 }
@@ -279,7 +271,7 @@ void Pieces::cut(const BatchView& batch, int heads, int kv_heads, int block_size
   const int group = heads / kv_heads, heads_of_piece = std::min(group, ROWS_MAX), tokens_of_piece = ROWS_MAX / heads_of_piece;
   pieces_.clear();
   for (int token = 0; token < batch.tokens;) {
-    int row = row_of(batch, token);
+    int row = batch.row_of(token);
     int end = std::min(batch.starts[row + 1], token + tokens_of_piece), shared = batch.context_lens[row];
     // Whoever begins with the same blocks may come along.
     while (end < batch.tokens && end < token + tokens_of_piece && end == batch.starts[row + 1]) {
@@ -335,11 +327,11 @@ void attend(Team& team, const Cache<K>& cache, const BatchView& batch, const Pie
     memory.resize(std::max(memory.size(), std::size_t(ROWS_MAX) * (2 * head_dim + CHUNK)));
     Tile tile;
     tile.shared = piece.shared;
-    int row = row_of(batch, piece.token);
+    int row = batch.row_of(piece.token);
     for (int token = piece.token; token < piece.token + piece.tokens; ++token) {
       if (token == batch.starts[row + 1]) ++row;
-      const int limit = batch.context_lens[row] - new_tokens(batch, row) + token - batch.starts[row] + 1;
-      if (token == piece.token || token == batch.starts[row]) tile.part[tile.parts++] = {tile.count, 0, 0, table_of(batch, row)};
+      const int limit = batch.seen_by(row, token);
+      if (token == piece.token || token == batch.starts[row]) tile.part[tile.parts++] = {tile.count, 0, 0, batch.table(row)};
       Part& part = tile.part[tile.parts - 1];
       part.count += piece.heads;
       part.end = limit;

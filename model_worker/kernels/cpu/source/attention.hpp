@@ -1,6 +1,7 @@
 // Attention over a paged cache, which is read in place.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -31,6 +32,11 @@ struct BatchView {
   const int32_t* context_lens;  // [rows]
   const int32_t* tables;        // [rows, table_stride]
   int rows, tokens, table_stride;
+
+  int row_of(int token) const { return static_cast<int>(std::upper_bound(starts, starts + rows + 1, token) - starts) - 1; }
+  const int32_t* table(int row) const { return tables + std::ptrdiff_t{row} * table_stride; }
+  // Positions, its own the last of them.
+  int seen_by(int row, int token) const { return context_lens[row] - (starts[row + 1] - 1 - token); }
 };
 
 // Rotates the leading `2 * pairs` elements of every head of `qk` [tokens, heads + kv_heads, head_dim] (element i with i + pairs, by cos and sin [tokens,

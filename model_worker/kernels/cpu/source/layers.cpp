@@ -1,7 +1,9 @@
 #include "layers.hpp"
 
+#include <algorithm>
 #include <vector>
 
+#include "picked.hpp"
 #include "product.hpp"
 #include "rows.hpp"
 
@@ -29,8 +31,7 @@ struct Pass {
   Team& team;
   const LayerShape& shape;
   const BatchView& batch;
-  const float *cos, *sin;
-  int pairs;
+  Angles angles;
   Scratch& scratch;
 
   // The normalised rows of `hidden` [tokens, size] become inputs.
@@ -79,33 +80,43 @@ struct Pass {
     });
   }
 
-  template <typename K>
-  void attend_cache(const Layer& layer) {
-    const Cache<K> cache{static_cast<K*>(layer.keys), static_cast<K*>(layer.values), shape.kv_heads, shape.block_size, shape.head_dim};
-    const std::ptrdiff_t stride = layer.qkv.out;
-    float* heads = scratch.heads.data();
-    const float* values = heads + (shape.heads + shape.kv_heads) * shape.head_dim;
-    rotate_and_store(team, cache, batch, heads, stride, values, stride, cos, sin, pairs, shape.heads, scratch.query.data());
-    attend(team, cache, batch, scratch.pieces, scratch.query.data(), shape.heads, shape.scale, scratch.mixed.data());
-  }
-
-  void run(const Layer& layer, float* hidden) {
-    const int size = layer.output.out, mixed_size = layer.output.in;
-    Inputs& inputs = scratch.inputs;
-    scratch.fit(layer, shape, batch.tokens);
-    float* heads = scratch.heads.data();
-    norm_and_multiply(hidden, size, layer.input_norm, layer.qkv, heads);
-    norm_heads(layer.query_norm, heads, shape.heads, layer.qkv.out);
-    norm_heads(layer.key_norm, heads + shape.heads * shape.head_dim, shape.kv_heads, layer.qkv.out);
+  // Calls `use(cache)` with what the pool keeps of a layer.
+  template <typename Use>
+  void with_cache(const Layer& layer, const Use& use) {
+    const auto of = [&]<typename K>(K) {
+      use(Cache<K>{static_cast<K*>(layer.keys), static_cast<K*>(layer.values), shape.kv_heads, shape.block_size, shape.head_dim});
+    };
     switch (shape.cache_kind) {
 #if defined(__AVX512BF16__)
-      case Kind::BF16: attend_cache<Brain>(layer); break;
+      case Kind::BF16: of(Brain{}); break;
 #endif
-      case Kind::F16: attend_cache<Half>(layer); break;
-      default: attend_cache<float>(layer);
+      case Kind::F16: of(Half{}); break;
+      default: of(float{});
     }
+  }
+
+  // Keys and values go to the pool, queries to `scratch.query`.
+  void look(const Layer& layer, const float* hidden) {
+    const std::ptrdiff_t stride = layer.qkv.out;
+    scratch.fit(layer, shape, batch.tokens);
+    float* heads = scratch.heads.data();
+    norm_and_multiply(hidden, layer.output.out, layer.input_norm, layer.qkv, heads);
+    norm_heads(layer.query_norm, heads, shape.heads, stride);
+    norm_heads(layer.key_norm, heads + shape.heads * shape.head_dim, shape.kv_heads, stride);
+    const float* values = heads + (shape.heads + shape.kv_heads) * shape.head_dim;
+    with_cache(layer, [&](const auto& cache) {
+      rotate_and_store(team, cache, batch, heads, stride, values, stride, angles.cos, angles.sin, angles.pairs, shape.heads, scratch.query.data());
+    });
+  }
+
+  // All that comes of the queries is added to `hidden`.
+  void add(const Layer& layer, const float* query, float* hidden) {
+    const int size = layer.output.out, mixed_size = layer.output.in;
+    Inputs& inputs = scratch.inputs;
+    float* mixed = scratch.mixed.data();
+    with_cache(layer, [&](const auto& cache) { attend(team, cache, batch, scratch.pieces, query, shape.heads, shape.scale, mixed); });
     inputs.fit(layer.output.kind, batch.tokens, mixed_size);
-    by_rows(team, batch.tokens, mixed_size, [&](int row) { inputs.put(row, scratch.mixed.data() + std::ptrdiff_t{row} * mixed_size); });
+    by_rows(team, batch.tokens, mixed_size, [&](int row) { inputs.put(row, mixed + std::ptrdiff_t{row} * mixed_size); });
     multiply(team, inputs, layer.output, hidden, size, Into::SUM);
     multiply(team, gated(layer, hidden), layer.down, hidden, size, Into::SUM);
   }
@@ -113,12 +124,26 @@ struct Pass {
 
 }  // namespace
 
-void run_layers(Team& team, const Layer* layers, int count, const LayerShape& shape, const BatchView& batch, const float* cos, const float* sin,
-                int pairs, float* hidden) {
+void run_layers(Team& team, const Layer* layers, int count, const LayerShape& shape, const BatchView& batch, const Angles& angles, const Wanted& wanted,
+                float* hidden) {
   static thread_local Scratch scratch;
-  scratch.pieces.cut(batch, shape.heads, shape.kv_heads, shape.block_size);
-  Pass pass{team, shape, batch, cos, sin, pairs, scratch};
-  for (int index = 0; index < count; ++index) pass.run(layers[index], hidden);
+  const auto cut = [&](const BatchView& rows) { scratch.pieces.cut(rows, shape.heads, shape.kv_heads, shape.block_size); };
+  cut(batch);
+  Pass pass{team, shape, batch, angles, scratch};
+  const int whole = wanted.tokens ? count - 1 : count;
+  for (int index = 0; index < whole; ++index) {
+    pass.look(layers[index], hidden);
+    pass.add(layers[index], scratch.query.data(), hidden);
+  }
+  if (whole == count) return;
+  const Layer& last = layers[whole];
+  pass.look(last, hidden);
+  const Picked picked(batch, wanted.tokens, wanted.count);
+  const std::vector<float> query = picked.rows(scratch.query.data(), shape.heads * shape.head_dim);
+  std::vector<float> rows = picked.rows(hidden, last.output.out);
+  cut(picked.view());
+  Pass{team, shape, picked.view(), angles, scratch}.add(last, query.data(), rows.data());
+  std::copy(rows.begin(), rows.end(), hidden);
 }
 
 }  // namespace tessera

@@ -29,8 +29,21 @@ struct LayerShape {
   float eps, scale;  // of norms; of scores
 };
 
-// Runs `count` layers over `hidden` [tokens, hidden size], in place. cos and sin: [tokens, pairs].
-void run_layers(Team& team, const Layer* layers, int count, const LayerShape& shape, const BatchView& batch, const float* cos, const float* sin,
-                int pairs, float* hidden);
+// cos and sin, [tokens, pairs] each.
+struct Angles {
+  const float *cos, *sin;
+  int pairs;
+};
+
+// Whose results are asked for: `count` of the batch's tokens, in any order, fewer than there are. Null: all.
+struct Wanted {
+  const int64_t* tokens;
+  int count;
+};
+
+// Runs `count` layers over `hidden` [tokens, hidden size], in place. Of what the last one gives, that of the wanted tokens lies in the first rows, in their
+// order, and nothing else is computed but everybody's keys and values.
+void run_layers(Team& team, const Layer* layers, int count, const LayerShape& shape, const BatchView& batch, const Angles& angles, const Wanted& wanted,
+                float* hidden);
 
 }  // namespace tessera
