@@ -24,6 +24,7 @@ from model_worker.kv_pool import KVPool
 from model_worker.logprobs import NO_IDS, logprobs_of
 from model_worker.models.causal_lm import CausalLM, TappedLM
 from model_worker.prompt_targets import prompt_targets
+from model_worker.ranks.lockstep_model import LockstepModel
 from model_worker.row_results import RowResults
 from model_worker.row_selection import select_rows
 from model_worker.sample_rows import SampleRows
@@ -101,6 +102,7 @@ class Engine:
         sampler = Sampler(description.model.eos_token_ids, torch.get_num_threads())
         self._sampler = DeviceSampler(sampler, find_best)
         self._rejection = RejectionSampler(sampler) if rejects else None
+        self._in_lockstep = isinstance(model, LockstepModel)  # others wait for a pass of each batch, whoever's it is
         num_slots = SLOTS_PER_SEQUENCE * description.limits.max_num_seqs
         self._slots = SlotTable(num_slots, description.model.max_model_len, description.geometry)
         self._sampling = SamplingTable(num_slots, description.model.vocab_size)
@@ -200,8 +202,9 @@ class Engine:
     def _run(self, batch: ScheduledBatch) -> RowResults:
         """Compute the rows of a batch."""
         rows, order = select_rows(batch, self._slots, self._propose)
-        if not len(order):  # in a lockstep group the others wait for a pass, whoever's it is
-            self._compute_dummy(np.ones(1, np.int64), np.ones(1, np.int64), 1)
+        if not len(order):
+            if self._in_lockstep:
+                self._compute_dummy(np.ones(1, np.int64), np.ones(1, np.int64), 1)
             return RowResults.none(batch.num_rows)
         results = self._advance(rows, batch.step_id).of_batch(order, batch.num_rows)
         room = batch.num_scheduled_tokens[: batch.num_decodes]

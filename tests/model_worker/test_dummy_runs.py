@@ -5,10 +5,13 @@ import pytest
 from engine_driver import MAX_LEN, NUM_BLOCKS, PROMPT, VOCAB, EngineDriver, Row, drop, entry, swap
 from tiny_llama import Pair
 from torch import Tensor
+from torch.distributed import HashStore
 
 from model_worker.batch import Batch
 from model_worker.kv_pool import KVPool
 from model_worker.models.deterministic import DeterministicLM, deterministic_config
+from model_worker.ranks.gloo_group import GlooGroup
+from model_worker.ranks.lockstep_model import LockstepModel
 
 
 class WatchedLM(DeterministicLM):
@@ -37,15 +40,24 @@ def test_a_dummy_run_computes_rows_of_the_given_size_and_path() -> None:
     assert batch.context_lens.tolist() == [9, 40, 7] and batch.positions.tolist() == [8, 39, 2, 3, 4, 5, 6]
 
 
-def test_rows_that_have_all_failed_cost_a_pass_all_the_same() -> None:
-    """Or the other workers of a lockstep group would wait for one."""
-    driver = EngineDriver(model := WatchedLM())
+@pytest.mark.parametrize("in_lockstep", [True, False])
+def test_rows_that_have_all_failed_cost_a_pass_where_others_wait_for_one(in_lockstep: bool) -> None:
+    model = WatchedLM()
+    driver = EngineDriver(LockstepModel(model, GlooGroup(HashStore(), 0, 1)) if in_lockstep else model)
     driver.run([Row(0, 6, 6)], [entry(0, PROMPT, [7, 2])])
     driver.engine._slots.failures[0] = "it cannot be computed"
     output = driver.run([Row(0, 1, 7)])
     assert output.token_counts.tolist() == [0] and [error.message for error in output.row_errors] == ["it cannot be computed"]
-    assert len(model.batches) == 2 and model.batches[1].num_tokens == 1
+    assert [batch.num_tokens for batch in model.batches[1:]] == [1] * in_lockstep
     assert not driver.pool.block(driver.pool.null_block).any()
+
+
+def test_a_batch_that_only_drops_costs_no_pass() -> None:
+    """The next request would wait for it."""
+    driver = EngineDriver(model := WatchedLM())
+    driver.run([Row(0, 6, 6)], [entry(0, PROMPT, [7, 2])])
+    driver.run(drops=[drop(0)])
+    assert len(model.batches) == 1 and driver.engine.num_slots_held == 0
 
 
 def test_a_dummy_run_leaves_no_trace(pair: Pair) -> None:
