@@ -18,6 +18,7 @@ from torch import Tensor
 from model_worker.batch_check import check_batch
 from model_worker.device_sampler import DeviceSampler
 from model_worker.input_batch import Rows, Spans, build_batch, build_dummy_batch
+from model_worker.joined_batch import joined
 from model_worker.kernels.best_tokens import FindBest, first_best
 from model_worker.kv_blocks import KVBlocks, LocalBlocks, Moves
 from model_worker.kv_pool import KVPool
@@ -135,6 +136,18 @@ class Engine:
             logprobs=results.logprobs,
             prompt_logprobs=results.prompt_logprobs,
         )
+
+    def execute_both(
+        self, first: ScheduledBatch, second: ScheduledBatch, before_pass: Callable[[], None] = _nothing
+    ) -> tuple[ScheduledBatch, ScheduledBatchOutput]:
+        """Run two batches of which the second can join the first (see `can_join`) in one pass; returns them as one, and its output. Raises
+        BatchRefused, having changed nothing, where one of them does not fit: run by themselves it shows which."""
+        both = joined(first, second)
+        output = self.execute(both, before_pass)
+        counts = first.num_scheduled_tokens.astype(np.int64)
+        spans = Spans(first.slots.astype(np.int64), first.context_lens - counts, counts)
+        self._last_write_step[spans.slot_mapping(self._slots, self._kv.block_size) // self._kv.block_size] = first.step_id
+        return both, output
 
     def report(self, nonce: int) -> WorkerReport:
         """All that this worker holds, as copies. Call it between two batches."""

@@ -1,7 +1,7 @@
 """One leader's term: turns what workers, gateways and the store say into core calls, and the core's answers into messages.
 
 Every event ends with `_settle`: changes become one numbered record, workers get their next batches, and what the journal has made
-durable becomes due to the gateways. Only a request that comes or is left while all workers are busy leaves that to the next event. Batches
+durable becomes due to the gateways. Only a request that comes or is left while no worker takes a batch leaves that to the next event. Batches
 leave before records are written: the wait for the store overlaps the forward pass.
 """
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from model_worker.batch_refused import BatchRefused
 from model_worker.engine import Engine
+from model_worker.joined_batch import can_join, parted
 from model_worker.ranks.crew import RankLost
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 
@@ -43,6 +44,8 @@ class EngineThread:
     The engine belongs to the thread; the loop may use it after `fence` has returned and until the next `submit`. `crashed` never
     completes unless the engine raises something else than BatchRefused: RankLost, or a bug, after which what it holds cannot be trusted.
     Each of `notes` is told of every outcome, in the thread.
+
+    A batch of prompts that came late is computed together with the one before it, where both wait (see `model_worker.joined_batch`).
 
     An outcome is told when the next batch's forward pass begins, where there is a next one: before, loop and engine would take Python's lock from
     each other while the cores wait for that pass.
@@ -116,9 +119,9 @@ class EngineThread:
                     self._tell()
                     self._call(partial(_answer, item.done, item.do()))
                 else:
-                    outcome = self._execute(item.batch)
+                    told = self._execute(item)
                     self._tell()
-                    self._untold = partial(item.tell, outcome)
+                    self._untold = told
         except (Exception, RankLost) as error:  # noqa: BLE001 - handed to the loop, which ends the process
             self._tell()
             self._call(partial(self.crashed.set_exception, error))
@@ -136,16 +139,47 @@ class EngineThread:
                 self._poisoned = False
             return item
 
-    def _execute(self, batch: ScheduledBatch) -> Outcome:
+    def _execute(self, job: _Job) -> Callable[[], None]:
+        """Execute a job, and with it the next where that can join it; returns what tells the loop of it."""
+        late = self._joining(job)
+        if late is not None and (told := self._execute_both(job, late)) is not None:
+            return told
         outcome: Outcome
         try:
-            outcome = self.engine.execute(batch, self._tell)
+            outcome = self.engine.execute(job.batch, self._tell)
         except BatchRefused as refusal:
             self.poison()  # here, before the loop hears of it: nothing may run behind a refused batch
             outcome = refusal
+        self._note(job.batch, outcome)
+        return partial(job.tell, outcome)
+
+    def _joining(self, job: _Job) -> _Job | None:
+        """The next in the queue, where it can join this one."""
+        with self._changed:
+            late = self._queue[0] if self._queue else None
+        return late if isinstance(late, _Job) and can_join(job.batch, late.batch) else None
+
+    def _execute_both(self, job: _Job, late: _Job) -> Callable[[], None] | None:
+        """Both in one pass; None where they do not fit, with nothing done."""
+        try:
+            both, output = self.engine.execute_both(job.batch, late.batch, self._tell)
+        except BatchRefused:
+            return None
+        with self._changed:
+            if late in self._queue:  # else forgotten meanwhile; but it has started, so it is told
+                self._queue.remove(late)
+        self._note(both, output)
+        one, other = parted(output, job.batch)
+
+        def tell() -> None:
+            job.tell(one)
+            late.tell(other)
+
+        return tell
+
+    def _note(self, batch: ScheduledBatch, outcome: Outcome) -> None:
         for note in self._notes:
             note(batch, outcome)
-        return outcome
 
     def _tell(self) -> None:
         """Tell the loop of the last outcome, if it has not been told."""

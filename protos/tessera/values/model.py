@@ -36,11 +36,12 @@ class KVGeometry:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """The most one batch may hold; a batch beyond it is refused. `num_speculative_tokens`: drafts in one decode row; 0: the worker makes none."""
+    """The most one batch may hold; a batch beyond it is refused. `num_speculative_tokens`: drafts in one decode row; 0: the worker makes none. Of
+    `max_batches_in_flight` one is for prompts that come late, see `model_worker.joined_batch`."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_batches_in_flight: int = 2
+    max_batches_in_flight: int = 3
     num_speculative_tokens: int = 0
 
 

@@ -48,6 +48,20 @@ class Batcher:
         self._fill(_Step(self, replica, plan, list(replica.running.values()), replica.prefills(), now_us))
         return plan
 
+    def plan_latecomers(self, replica: Replica, now_us: int) -> StepPlan:
+        """Prompts that came after the newest batch in flight was issued, in what room that has left. It waits behind another; so the prompts need
+        not wait for both, nor its rows for a pass of the prompts alone."""
+        newest = replica.in_flight[-1]
+        plan = StepPlan(max(0, replica.tokens_max - sum(newest.counts)), max(0, replica.running_max - len(newest.counts)))
+        plan.are_latecomers = True
+        if self._cuts_evenly or self._config.scheduler_delay_factor or self._lifecycle.suspects.strong:
+            return plan
+        self._placer.begin_batch()
+        step = _Step(self, replica, plan, list(replica.running.values()), [], now_us)
+        self._pace(step)
+        self._admit_waiting(step)
+        return plan
+
     def add_decodes(self, step: "_Step") -> bool:
         """See `StepRows`."""
         rest = self._add_lanes(step.replica, step.plan, step.running)
@@ -59,17 +73,22 @@ class Batcher:
     def add_prefills(self, step: "_Step") -> bool:
         """See `StepRows`."""
         replica, plan = step.replica, step.plan
-        num_before, strong = len(plan.sequences), self._lifecycle.suspects.strong
+        num_before = len(plan.sequences)
         if plan.num_decodes == len(replica.running) and not self._waiting:
             return False
         self._pace(step)
         if plan.num_decodes < len(replica.running):
             self._add_prefills(replica, plan, step.prefills)
+        self._admit_waiting(step)
+        return len(plan.sequences) > num_before
+
+    def _admit_waiting(self, step: "_Step") -> None:
+        """First chunks, in their order, up to the first that does not fit."""
+        replica, plan, strong = step.replica, step.plan, self._lifecycle.suspects.strong
         while self._waiting and not plan.is_full and self._has_waited(replica, step.now_us):
             placement = self._placer.next_for(replica, step.now_us)
             if placement is None or placement.sequence.request_id in strong or not self._admit(placement, plan, step.now_us):
                 break
-        return len(plan.sequences) > num_before
 
     def _swap_in(self, step: "_Step") -> None:
         """Bring back who was swapped out, after the running ones have grown and before anybody is admitted; each with its next row, unless

@@ -52,7 +52,7 @@ class Lockstep:
         if self._is_settling and any(replica.in_flight for replica in members):
             return False
         self._is_settling = False
-        return all(len(replica.in_flight) < replica.batches_max for replica in members)
+        return all(not replica.is_full for replica in members)
 
     def _begin(self, now_us: int) -> None:
         plans = []

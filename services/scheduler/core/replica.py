@@ -61,6 +61,7 @@ class Replica:
         rows_max = max(1, self.tokens_max // (1 + self.num_speculative_tokens))
         self.running_max = min(config.max_num_seqs, limits.max_num_seqs, rows_max)
         self.batches_max = min(config.max_batches_in_flight, limits.max_batches_in_flight)
+        self._takes_one_more = limits.max_batches_in_flight > self.batches_max > 1 and not self.num_speculative_tokens
         self.nonce = report.nonce
         self.next_step = report.last_step + 1
         self.applied_step = 0  # the highest step whose output was applied
@@ -106,6 +107,20 @@ class Replica:
         """Whether the worker is to be told anything beside rows: slots to drop or to swap, or that a dropped slot can be forgotten."""
         owes_sweep = self.sweep.owes_batch(self.next_step, self.durable_step)
         return bool(self.drops or self.swap_outs or self.swap_ins) or owes_sweep
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many batches are in flight as may be, beside one of latecomers."""
+        return len(self.in_flight) - self._has_latecomers >= self.batches_max
+
+    @property
+    def takes_latecomers(self) -> bool:
+        """Whether there may be one batch more, of prompts alone: the worker computes it together with the one before, where that still waits."""
+        return self._takes_one_more and self.is_full and not self._has_latecomers
+
+    @property
+    def _has_latecomers(self) -> bool:
+        return any(batch.are_latecomers for batch in self.in_flight)
 
     def lane_rows(self) -> LaneRows:
         """The running sequences that hold lanes, by slot: so they mostly follow each other in the columns."""

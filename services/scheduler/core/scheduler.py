@@ -202,8 +202,11 @@ class Scheduler:
             return None
         if self._config.lockstep:
             return self._lockstep.next_batch(name, now_us, may_begin=not self._is_paused)
-        if self._is_paused or len(replica.in_flight) >= replica.batches_max:
+        if self._is_paused:
             return None
+        if replica.is_full:
+            late = self._batcher.plan_latecomers(replica, now_us) if self._waiting and replica.takes_latecomers else None
+            return self._issue(replica, late, now_us) if late is not None and late.sequences else None
         plan = self._batcher.plan(replica, now_us)
         return self._issue(replica, plan, now_us) if plan.sequences or replica.has_orders else None
 
@@ -211,7 +214,7 @@ class Scheduler:
     def is_busy(self) -> bool:
         """Whether nobody can be given a batch before one has answered."""
         attached = self._fleet.attached
-        return bool(attached) and all(len(replica.in_flight) >= replica.batches_max for replica in attached)
+        return bool(attached) and all(replica.is_full and not replica.takes_latecomers for replica in attached)
 
     def pause(self) -> None:
         """Issue no more batches until `resume`. What is in flight ends and counts, in a lockstep group the round that has begun; running

@@ -35,6 +35,7 @@ class IssuedBatch:
     has_drafts: bool
     has_logprobs: bool = False  # some row's sequence wants them
     lane_rows: LaneRows | None = None  # the first rows, where these are
+    are_latecomers: bool = False  # prompts that may be computed together with the batch before
 
     @property
     def num_prefill_positions(self) -> int:
@@ -109,6 +110,7 @@ class StepPlan:
         self.new_block_ids: list[int] = []
         self.copies: BlockPairs = []  # of blocks of the pool, before anything is computed
         self.is_dummy = False
+        self.are_latecomers = False
         self._samples: list[int] = []
         self._has_drafts = False
         self._has_logprobs = False
@@ -206,6 +208,7 @@ class StepPlan:
             self._has_drafts,
             self._has_logprobs,
             rows,
+            self.are_latecomers,
         )
 
     def _add(self, sequence: Sequence, count: int, context_len: int, new_block_ids: Items[int]) -> None:

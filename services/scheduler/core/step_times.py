@@ -18,13 +18,14 @@ class StepTimes:
     chunk is still better than the last: it is scaled by what that had to take, over what it took.
     """
 
-    __slots__ = ("_decode_us", "_prefill_positions", "_prefill_us", "last_prompt_us")
+    __slots__ = ("_decode_us", "_prefill_positions", "_prefill_us", "_untimed", "last_prompt_us")
 
     def __init__(self) -> None:
         self.last_prompt_us = 0  # the latency of the last step with a prefill; 0: none yet
         self._decode_us = 0.0  # of a step with nothing but decodes; 0: not known
         self._prefill_us = 0.0  # sums over steps, the older ones fading
         self._prefill_positions = 0.0
+        self._untimed = (0, 0)  # decodes and prefill positions of the steps before whose time is the next one's
 
     @property
     def has_prefills(self) -> bool:
@@ -32,11 +33,15 @@ class StepTimes:
         return self._prefill_positions > 0
 
     def answered(self, num_decodes: int, prefill_positions: int, compute_us: int, latency_us: int) -> None:
-        """A step's output came, which the worker computed in `compute_us` (0: not told); for `latency_us` no other was before it."""
+        """A step's output came, which the worker computed in `compute_us` (0: together with the next, whose time it is); for `latency_us` no other was
+        before it."""
         if prefill_positions:
             self.last_prompt_us = latency_us
+        num_decodes, prefill_positions = num_decodes + self._untimed[0], prefill_positions + self._untimed[1]
         if compute_us <= 0:
+            self._untimed = (num_decodes, prefill_positions)
             return
+        self._untimed = (0, 0)
         if not prefill_positions:
             if num_decodes:
                 self._decode_us = _faded(self._decode_us, compute_us) if self._decode_us else compute_us

@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from worker_process import batch_of, leader
 
 from model_worker.batch_refused import BatchRefused
+from model_worker.joined_batch import joined
 from services.worker import convert
 from services.worker.config import WorkerConfig
 from services.worker.engine_thread import EngineCrashed, EngineThread
 from services.worker.loading import load_engine
 from services.worker.main import serve
 from services.worker.servicer import SERVICE_NAME
-from tessera.values.batch import ScheduledBatch
+from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 from tessera.values.protocol import PROTOCOL_VERSION
 from tessera.worker.v1 import worker_pb2, worker_pb2_grpc
 
@@ -172,18 +174,87 @@ def test_a_fence_during_which_the_engine_crashes_does_not_wait_for_ever(run_asyn
     run_async(story())
 
 
+class JoiningEngine(ScriptedEngine):
+    """Answers with real outputs of one token a row; `refuses` the two together."""
+
+    def __init__(self, held: Held, refuses: bool = False) -> None:
+        super().__init__({1: held})
+        self.refuses = refuses
+        self.joined: list[tuple[int, int]] = []
+
+    def execute(self, batch: ScheduledBatch, before_pass: Callable[[], None]) -> Any:
+        super().execute(batch, before_pass)
+        ones = np.ones(batch.num_rows, np.int32)
+        return ScheduledBatchOutput(batch.epoch, batch.nonce, batch.step_id, ones, ones * batch.step_id, compute_us=7)
+
+    def execute_both(self, first: ScheduledBatch, second: ScheduledBatch, before_pass: Callable[[], None]) -> Any:
+        if self.refuses:
+            raise BatchRefused(second.step_id, "does not fit")
+        self.joined.append((first.step_id, second.step_id))
+        both = joined(first, second)
+        return both, self.execute(both, before_pass)
+
+
+def waiting_pair(thread: EngineThread, told: list[Any], done: asyncio.Event) -> None:
+    """A batch that is held up, and behind it a decode and a prompt."""
+    thread.submit(batch_of(UNDER, 1), told.append)
+    thread.submit(batch_of(UNDER, 2, [(0, 1, 7)]), told.append)
+    thread.submit(batch_of(UNDER, 3, [(1, 5, 5), (2, 4, 4)]), lambda outcome: (told.append(outcome), done.set()))
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_prompts_that_wait_behind_a_batch_join_it(run_async: Any, refuses: bool) -> None:
+    """And go by themselves where the engine does not take them together."""
+
+    async def story() -> None:
+        held, told, done, noted = Held(), list[Any](), asyncio.Event(), list[int]()
+        engine = JoiningEngine(held, refuses)
+        thread = EngineThread(engine, [lambda batch, _outcome: noted.append(batch.num_rows)])
+        waiting_pair(thread, told, done)
+        await held.wait_started()
+        held.go.set()
+        await done.wait()
+        assert engine.joined == ([] if refuses else [(2, 3)]) and noted == ([0, 1, 2] if refuses else [0, 3])
+        outcomes = [(outcome.step_id, len(outcome.token_counts), outcome.compute_us) for outcome in told]
+        assert outcomes == [(1, 0, 7), (2, 1, 7 if refuses else 0), (3, 2, 7)]
+        await thread.end()
+
+    run_async(story())
+
+
+def test_a_fence_forgets_a_pair_that_waits_and_tells_of_one_that_runs(run_async: Any) -> None:
+    async def story() -> None:
+        for runs in (False, True):
+            held, told, done = Held(), list[Any](), asyncio.Event()
+            engine = JoiningEngine(held)
+            if runs:
+                engine.behaviours = {3: held}
+            thread = EngineThread(engine)
+            waiting_pair(thread, told, done)
+            await held.wait_started()
+            fence = asyncio.create_task(thread.fence())
+            await asyncio.sleep(0)
+            held.go.set()
+            await fence
+            assert [outcome.step_id for outcome in told] == ([1, 2, 3] if runs else [1])
+            await thread.end()
+
+    run_async(story())
+
+
 def test_a_visit_comes_between_two_batches_and_forgets_none(run_async: Any) -> None:
     async def story() -> None:
-        held, told = Held(), list[Any]()
+        held, told, both = Held(), list[Any](), asyncio.Event()
         engine = ScriptedEngine({1: held})
         thread = EngineThread(engine)
-        submit(thread, told, 1, 2)
+        submit(thread, told, 1)
+        thread.submit(batch_of(UNDER, 2), lambda outcome: (told.append(outcome), both.set()))
         await held.wait_started()
         visit = asyncio.create_task(thread.between_batches(lambda visited: list(visited.started)))
         await asyncio.sleep(0)
         held.go.set()
         assert await visit == [1]
-        await thread.between_batches(lambda _engine: None)
+        await both.wait()
         assert told == ["held", 2]
         await thread.end()
 

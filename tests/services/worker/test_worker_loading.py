@@ -126,7 +126,7 @@ def test_an_engine_describes_what_was_configured() -> None:
         (1 << 16) // 32 // 8,
         8,
     )
-    assert (first.limits.max_num_seqs, first.limits.max_num_batched_tokens, first.limits.max_batches_in_flight) == (7, 70, 2)
+    assert (first.limits.max_num_seqs, first.limits.max_num_batched_tokens, first.limits.max_batches_in_flight) == (7, 70, 3)
     assert len(first.boot_id) == 16 and first.boot_id != second.boot_id, "every start is another boot"
 
 

@@ -123,16 +123,17 @@ def test_two_batches_in_flight_run_in_order(one: Leader) -> None:
     assert [output.token_ids.tolist() for output in outputs] == [[token] for token in continuation(PROMPT, 2)]
 
 
-def test_a_third_batch_in_flight_is_refused_and_poisons_the_stream(one: Leader) -> None:
+def test_a_fourth_batch_in_flight_is_refused_and_poisons_the_stream(one: Leader) -> None:
     execution = one.execute()
     one.worker.gate.arm()
     execution.send(one.step + 1, [(0, 6, 6)], [entry(0, PROMPT, [3], "a")])
     one.worker.gate.wait_started()
     execution.send(one.step + 2, [(0, 1, 7)])
     execution.send(one.step + 3, [(0, 1, 8)])
+    execution.send(one.step + 4, [(0, 1, 9)])
     refused = execution.next("refused")
-    assert refused.step_id == one.step + 3 and "2 batches are in flight" in refused.reason
-    execution.send(one.step + 4, [(0, 1, 7)])
+    assert refused.step_id == one.step + 4 and "3 batches are in flight" in refused.reason
+    execution.send(one.step + 5, [(0, 1, 7)])
     one.worker.gate.disarm()
     one.worker.gate.let_go()
     assert execution.output().step_id == one.step + 1

@@ -81,7 +81,9 @@ class Life:
             elif event < 0.14:
                 self.interrupt()
             else:
-                self.rig.step(self.rng.randint(1, self.rig.config.max_batches_in_flight))
+                self.rig.step(
+                    self.rng.randint(1, self.rig.config.max_batches_in_flight + 1)
+                )  # one more of prompts that come late
         self.rig.finish_all(self.rig.config.max_batches_in_flight)
 
     def check(self) -> None:

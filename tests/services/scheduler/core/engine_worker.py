@@ -6,7 +6,9 @@ from random import Random
 import numpy as np
 from fake_worker import LIMITS, MODEL, FakeWorker
 
+from model_worker.batch_refused import BatchRefused
 from model_worker.engine import Engine
+from model_worker.joined_batch import can_join, parted
 from model_worker.kv_pool import KVPool
 from model_worker.kv_shape import KVShape
 from model_worker.models.causal_lm import CausalLM
@@ -18,7 +20,7 @@ from model_worker.slot_table import SlotTable
 from model_worker.speculation.proposer import Drafts, Proposer
 from services.worker import convert
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
-from tessera.values.identity import NO_EPOCH
+from tessera.values.identity import NO_EPOCH, Epoch
 from tessera.values.model import KVGeometry, ModelInfo, WorkerDescription, WorkerLimits
 from tessera.values.report import WorkerReport
 from tessera.values.sampling import SamplingParams
@@ -58,6 +60,7 @@ class EngineWorker(FakeWorker):
         model: ModelInfo = MODEL,
     ) -> None:
         self.proposer = proposer
+        self._done: dict[int, ScheduledBatchOutput] = {}  # of batches that joined the one before, until asked for
         super().__init__(num_blocks, block_size, limits, model, num_host_blocks)
 
     def restart(self) -> None:
@@ -72,6 +75,7 @@ class EngineWorker(FakeWorker):
         self.description = WorkerDescription(self.description.boot_id, self.model, self.geometry, self.limits)
         self.engine = self.build_engine(model, kv)
         self.executed: list[ScheduledBatch] = []
+        self.num_joined = 0
 
     def build_model(self) -> CausalLM:
         """What a new boot loads."""
@@ -85,6 +89,11 @@ class EngineWorker(FakeWorker):
         """The engine of a new boot."""
         return Engine(model, kv, self.description, self.proposer)
 
+    def attach(self, epoch: Epoch, nonce: int) -> WorkerReport:
+        """See `FakeWorker`. What has joined another batch was started."""
+        self._done.clear()
+        return super().attach(epoch, nonce)
+
     def report(self) -> WorkerReport:
         """Everything held now."""
         return convert.report_from_proto(list(convert.report_to_proto(self.engine.report(self.nonce))))
@@ -92,13 +101,34 @@ class EngineWorker(FakeWorker):
     def step(self) -> ScheduledBatchOutput:
         """Execute the oldest batch and return its output. Raises BatchRefused."""
         issued = self.queue.popleft()
-        message = convert.batch_to_proto(
-            replace(issued, epoch=NO_EPOCH)
-        )  # the ids of the tests' leaders are too short for the wire
-        batch = convert.batch_from_proto(worker_pb2.ScheduledBatch.FromString(message.SerializeToString()))
+        output = self._done.pop(issued.step_id, None)
+        if output is None:
+            output = self._execute(_over_the_wire(issued))
+        return replace(convert.output_from_proto(convert.output_to_proto(output)), epoch=issued.epoch)
+
+    def _execute(self, batch: ScheduledBatch) -> ScheduledBatchOutput:
+        """Together with the next that waits, where that can join it."""
+        late = _over_the_wire(self.queue[0]) if self.queue else None
+        if late is not None and can_join(batch, late):
+            try:
+                both, output = self.engine.execute_both(batch, late)
+            except BatchRefused:
+                pass
+            else:
+                self.executed.append(both)
+                self.num_joined += 1
+                output, self._done[late.step_id] = parted(output, batch)
+                return output
         output = self.engine.execute(batch)
         self.executed.append(batch)
-        return replace(convert.output_from_proto(convert.output_to_proto(output)), epoch=issued.epoch)
+        return output
+
+
+def _over_the_wire(issued: ScheduledBatch) -> ScheduledBatch:
+    message = convert.batch_to_proto(
+        replace(issued, epoch=NO_EPOCH)
+    )  # the ids of the tests' leaders are too short for the wire
+    return convert.batch_from_proto(worker_pb2.ScheduledBatch.FromString(message.SerializeToString()))
 
 
 def greedy_output(prompt: list[int], count: int) -> list[int]:

@@ -37,8 +37,8 @@ def test_the_engine_takes_whatever_the_scheduler_sends(mode: str) -> None:
         except BaseException as error:
             error.add_note(f"seed {seed}, mode {mode}")
             raise
-        seen += moves(life.worker.executed)
-    assert seen["copies"] > 0 and seen["zeroed"] > 0, seen
+        seen += moves(life.worker.executed) + Counter(joined=life.worker.num_joined)
+    assert seen["copies"] > 0 and seen["zeroed"] > 0 and seen["joined"] > 0, seen
     assert (seen["swap_outs"] > 0) == (seen["swap_ins"] > 0) == (mode == "swap"), seen
 
 

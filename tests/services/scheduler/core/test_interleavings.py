@@ -129,7 +129,7 @@ def test_a_preemption_executed_and_not_journalled() -> None:
 
 def swapping(house: House, back: bool) -> tuple[Call, Call]:
     """The second request has just been swapped out, or back in: the batch that does it is at the worker, and nothing of that is written."""
-    calls = house.call(1, numbers(7), max_tokens=8), house.call(2, numbers(7, 30), gateway="g2", max_tokens=8)
+    calls = house.call(1, numbers(7), max_tokens=12), house.call(2, numbers(7, 30), gateway="g2", max_tokens=12)
     house.write()
     for _ in range(40):
         if any(batch.swap_ins if back else batch.swap_outs for batch in house.worker.queue):
@@ -142,7 +142,7 @@ def swapping(house: House, back: bool) -> tuple[Call, Call]:
 
 
 def swapping_house(**config: object) -> House:
-    return House(num_blocks=5, num_host_blocks=4, preemption_mode="swap", **config)
+    return House(num_blocks=6, num_host_blocks=5, preemption_mode="swap", **config)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -217,7 +217,7 @@ def test_a_swapped_slot_of_a_request_that_the_store_lost(comes: str) -> None:
     if comes != "in time":
         house.lead.scheduler.expire_orphans()
         house.lead.settle()
-        assert replica.manager.num_free_host_blocks == 4
+        assert replica.manager.num_free_host_blocks == 5
     if comes != "never":
         house.say_hello("g2")
     house.run()

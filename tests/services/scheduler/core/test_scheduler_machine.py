@@ -221,7 +221,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.rig.post(data.draw(st.sampled_from(self.late)))
         assert before == [(s.request_id, s.output_token_ids(), s.status) for s in self.rig.scheduler.requests()]
 
-    @rule(count=st.integers(1, 6), in_flight=st.integers(1, 2))
+    @rule(count=st.integers(1, 6), in_flight=st.integers(1, 3))
     def run(self, count: int, in_flight: int) -> None:
         """Some undisturbed turns."""
         while self.outputs:
