@@ -66,7 +66,10 @@ _TEXTS: dict[str, Text | None] = {
         "smaller number counts). max-num-batched-tokens must be at least max-num-seqs times 1 + this; 0 is off.",
         "COUNT",
     ),
-    "max_batches_in_flight": Text("1 or 2. With 2 the next batch leaves before the last output is known, and one more may follow it of prompts that come late, which join it.", "COUNT"),
+    "max_batches_in_flight": Text(
+        "1 or 2. With 2 the next batch leaves before the last output is known, and one more may follow it of prompts that come late, which join it.",
+        "COUNT",
+    ),
     "lockstep": Text(
         "The workers compute in lockstep, as those of one model with expert parallelism must: every step goes to all of them, and who has "
         "nothing to compute runs a dummy batch. While one of them is away the others wait."
