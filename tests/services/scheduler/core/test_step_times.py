@@ -104,3 +104,15 @@ def test_on_any_device_a_prompt_gets_on_and_paces_itself(
     assert times.prefill_positions_max(TARGET_US) >= CHUNK_MIN
     least = decode_us + fixed_us + position_us * CHUNK_MIN
     assert max(taken[10:]) <= max(1.1 * TARGET_US, 1.01 * least), taken
+
+
+def test_what_has_no_time_of_its_own_shares_that_of_the_next() -> None:
+    """Decodes that prompts have joined: one pass, one time."""
+    times = StepTimes()
+    times.answered(4, 0, 20_000, 20_000)
+    times.answered(4, 0, 0, 70_000)
+    times.answered(0, 100, 70_000, 10)
+    assert times.prefill_positions_max(100_000) == 160
+    times.answered(4, 0, 20_000, 20_000)
+    times.answered(0, 100, 50_000, 50_000)
+    assert times.prefill_positions_max(100_000) == 160
