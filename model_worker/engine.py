@@ -18,7 +18,7 @@ from torch import Tensor
 from model_worker.batch_check import check_batch
 from model_worker.device_sampler import DeviceSampler
 from model_worker.input_batch import Rows, Spans, build_batch, build_dummy_batch
-from model_worker.joined_batch import joined
+from model_worker.joined_batch import can_join, joined
 from model_worker.kernels.best_tokens import FindBest, first_best
 from model_worker.kv_blocks import KVBlocks, LocalBlocks, Moves
 from model_worker.kv_pool import KVPool
@@ -140,14 +140,20 @@ class Engine:
     def execute_both(
         self, first: ScheduledBatch, second: ScheduledBatch, before_pass: Callable[[], None] = _nothing
     ) -> tuple[ScheduledBatch, ScheduledBatchOutput]:
-        """Run two batches of which the second can join the first (see `can_join`) in one pass; returns them as one, and its output. Raises
+        """Run two batches of which the second can join the first (see `joins`) in one pass; returns them as one, and its output. Raises
         BatchRefused, having changed nothing, where one of them does not fit: run by themselves it shows which."""
         both = joined(first, second)
+        alive = ~np.isin(first.slots, list(self._slots.failures))
         output = self.execute(both, before_pass)
-        counts = first.num_scheduled_tokens.astype(np.int64)
-        spans = Spans(first.slots.astype(np.int64), first.context_lens - counts, counts)
-        self._last_write_step[spans.slot_mapping(self._slots, self._kv.block_size) // self._kv.block_size] = first.step_id
+        if alive.any():
+            counts = first.num_scheduled_tokens[alive].astype(np.int64)
+            spans = Spans(first.slots[alive].astype(np.int64), first.context_lens[alive] - counts, counts)
+            self._last_write_step[spans.slot_mapping(self._slots, self._kv.block_size) // self._kv.block_size] = first.step_id
         return both, output
+
+    def joins(self, first: ScheduledBatch, second: ScheduledBatch) -> bool:
+        """Whether `execute_both` takes them. Not where drafts are made: what they leave of their room counts by steps."""
+        return not self.description.limits.num_speculative_tokens and can_join(first, second)
 
     def report(self, nonce: int) -> WorkerReport:
         """All that this worker holds, as copies. Call it between two batches."""

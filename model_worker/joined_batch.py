@@ -13,8 +13,8 @@ from tessera.values.logprobs import PromptLogprobs
 
 
 def can_join(first: ScheduledBatch, second: ScheduledBatch) -> bool:
-    """Whether `second` may be computed with `first`, the one before it: it is prompts alone and no KV is moved; nor does it give up a slot of
-    `first`, whose blocks may be its own already. Where drafts are made nobody joins: what they leave of their room counts by steps."""
+    """Whether `second` may be computed with `first`, the one before it: it is prompts alone, neither moves KV, and it does not give up a slot of
+    `first`, whose blocks may be its own already. Neither has drafts."""
     if (first.epoch, first.nonce) != (second.epoch, second.nonce):
         return False
     if not (first.num_rows and second.num_rows) or first.is_dummy_run or second.is_dummy_run:

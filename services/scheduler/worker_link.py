@@ -193,7 +193,7 @@ class WorkerLink:
 
         def send(batch: ScheduledBatch) -> None:
             outbox.put_nowait(worker_pb2.ExecuteRequest(batch=convert.batch_to_proto(batch)))
-            self._clock.sent(batch.step_id, batch.total_tokens)
+            self._clock.sent(batch.step_id, batch.total_tokens, may_join=not batch.num_decodes)
 
         self._clock.restart(is_same_boot=report.description.boot_id == self._boot_id)
         self._boot_id = report.description.boot_id

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from model_worker.batch_refused import BatchRefused
 from model_worker.engine import Engine
-from model_worker.joined_batch import can_join, parted
+from model_worker.joined_batch import parted
 from model_worker.ranks.crew import RankLost
 from tessera.values.batch import ScheduledBatch, ScheduledBatchOutput
 
@@ -157,7 +157,7 @@ class EngineThread:
         """The next in the queue, where it can join this one."""
         with self._changed:
             late = self._queue[0] if self._queue else None
-        return late if isinstance(late, _Job) and can_join(job.batch, late.batch) else None
+        return late if isinstance(late, _Job) and self.engine.joins(job.batch, late.batch) else None
 
     def _execute_both(self, job: _Job, late: _Job) -> Callable[[], None] | None:
         """Both in one pass; None where they do not fit, with nothing done."""

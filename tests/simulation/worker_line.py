@@ -55,7 +55,7 @@ class WorkerLine:
     def send(self, batch: ScheduledBatch) -> None:
         """To the worker, while it is attached."""
         if self._end is not None:
-            self._clock.sent(batch.step_id, batch.total_tokens)
+            self._clock.sent(batch.step_id, batch.total_tokens, may_join=not batch.num_decodes)
             self._end.send(("batch", batch))
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ class Batcher:
             return plan
         self._placer.begin_batch()
         step = _Step(self, replica, plan, list(replica.running.values()), [], now_us)
-        self._pace(step)
+        self._pace(step, newest.num_prefill_positions)
         self._admit_waiting(step)
         return plan
 
@@ -102,9 +102,9 @@ class Batcher:
                 step.running.append(sequence)
                 step.prefills.append(sequence)
 
-    def _pace(self, step: "_Step") -> None:
+    def _pace(self, step: "_Step", num_joined: int = 0) -> None:
         """Where decodes would wait for a prompt that came after their first token, leave this step only as many positions as are expected to
-        take `itl_target_ms`. Prompts that came before it are not held back: of a burst, those who are answered first wait for the rest."""
+        take `itl_target_ms`, less the `num_joined` of prompts that it is computed with. Prompts that came before it are not held back: of a burst, those who are answered first wait for the rest."""
         target_us = 1000 * self._config.itl_target_ms
         if not target_us or not self._config.enable_chunked_prefill:
             return
@@ -113,7 +113,7 @@ class Batcher:
         prompt = step.prefills[0] if step.prefills else self._waiting.oldest
         if streaming is None or prompt is None or prompt.arrived_us < streaming.first_token_us or not times.has_prefills:
             return
-        step.plan.tokens_left = min(step.plan.tokens_left, times.prefill_positions_max(target_us))
+        step.plan.tokens_left = min(step.plan.tokens_left, max(0, times.prefill_positions_max(target_us) - num_joined))
 
     def _has_waited(self, replica: Replica, now_us: int) -> bool:
         """ATOM's delay: somebody is admitted only when the oldest who waits has waited longer than the last prefill step took, times

@@ -201,6 +201,7 @@ class Replica:
         self.block_deltas = [*earlier.take_block_deltas(), *self.block_deltas]
         self.manager.stats = earlier.manager.stats
         self.step_times = earlier.step_times
+        self.step_times.restart()
         if earlier.boot_id != self.boot_id:
             return  # the journal forgets an earlier boot by itself
         self.next_step = max(self.next_step, earlier.next_step)

@@ -46,11 +46,14 @@ PHASES = ("decode", "prefill", "mixed")
 
 @dataclass(slots=True)
 class TokenPace:
-    """When the requests of one worker last got tokens. `num_decoding` of those that the last step with decodes gave one run still."""
+    """When the requests of one worker last got tokens. `num_decoding` of those that the last step with decodes gave one run still. Untimed are decodes and
+    prefill positions since a step last had a time."""
 
     num_decoding: int = 0
     decoded_us: int = 0
     told_us: int = 0
+    untimed_decodes: int = 0
+    untimed_positions: int = 0
 
     def leave(self) -> None:
         """One that had tokens runs no more."""
@@ -80,7 +83,7 @@ class ServiceFigures:
     def step(
         self, pace: TokenPace, num_decodes: int, num_prefill_positions: int, num_tokens: int, compute_us: int, now_us: int
     ) -> None:
-        """A step has given `num_tokens` tokens, and its worker computed for `compute_us` (0: not told).
+        """A step has given `num_tokens` tokens, and its worker computed for `compute_us` (0: together with the next, whose time it is).
 
         Time between tokens is not kept per request: of those that decode, as many as decoded in the last such step and run still waited
         since that, the others since the last step that gave tokens. So a count is exact but for who joins and leaves in one step.
@@ -95,9 +98,12 @@ class ServiceFigures:
         if num_tokens:
             pace.told_us = now_us
         self.step_tokens.add(num_prefill_positions + num_tokens)
+        pace.untimed_decodes += num_decodes
+        pace.untimed_positions += num_prefill_positions
         if compute_us > 0:
-            phase = "decode" if not num_prefill_positions else "mixed" if num_decodes else "prefill"
+            phase = "decode" if not pace.untimed_positions else "mixed" if pace.untimed_decodes else "prefill"
             self.step_s[phase].add(compute_us / 1e6)
+            pace.untimed_decodes = pace.untimed_positions = 0
 
     def first_token(self, sequence: Sequence) -> None:
         """A request has its first token, and its timings say when."""

@@ -40,35 +40,39 @@ class StepClock:
 
     def __init__(self) -> None:
         self._paces: deque[float] = deque(maxlen=RATES_MAX)
-        self._in_flight: deque[tuple[int, int]] = deque()  # (step id, positions)
+        self._in_flight: deque[tuple[int, int, bool]] = deque()  # (step id, positions, may join the one before)
+        self._untimed = 0  # positions of answered batches whose time is the next one's
         self._elapsed_us = 0  # of the oldest
         self._is_cold = True
 
     def restart(self, is_same_boot: bool) -> None:
         """Nothing is in flight any more; another boot has to warm up."""
         self._in_flight.clear()
-        self._elapsed_us = 0
+        self._elapsed_us = self._untimed = 0
         self._is_cold |= not is_same_boot
 
-    def sent(self, step_id: int, positions: int) -> None:
-        """A batch has left; it runs after those before it."""
-        self._in_flight.append((step_id, positions))
+    def sent(self, step_id: int, positions: int, *, may_join: bool = False) -> None:
+        """A batch has left; it runs after those before it, or together with the last of them where it `may_join` that."""
+        self._in_flight.append((step_id, positions, may_join))
 
     def answered(self, step_id: int, compute_us: int) -> None:
-        """The output of a batch has come, which the worker computed in `compute_us`."""
+        """The output of a batch has come, which the worker computed in `compute_us` (0: together with the next, whose time it is)."""
         while self._in_flight and self._in_flight[0][0] <= step_id:
-            _, positions = self._in_flight.popleft()
+            self._untimed += self._in_flight.popleft()[1]
             self._elapsed_us = 0
-            if positions:
-                self._is_cold = False
-                self._paces.append(compute_us / positions)
+        if self._untimed and compute_us > 0:
+            self._is_cold = False
+            self._paces.append(compute_us / self._untimed)
+            self._untimed = 0
 
     def advance(self, us: int) -> Overdue | None:
         """Time has passed. Says whether the oldest batch in flight is overdue now."""
         if not self._in_flight:
             return None
         self._elapsed_us += us
-        step_id, positions = self._in_flight[0]
+        step_id, positions, _ = self._in_flight[0]
+        if len(self._in_flight) > 1 and self._in_flight[1][2]:
+            positions += self._in_flight[1][1]
         limit_us = self.limit_us(positions)
         return Overdue(step_id, positions, self._elapsed_us, limit_us) if self._elapsed_us > limit_us else None
 

@@ -27,6 +27,10 @@ class StepTimes:
         self._prefill_positions = 0.0
         self._untimed = (0, 0)  # decodes and prefill positions of the steps before whose time is the next one's
 
+    def restart(self) -> None:
+        """Nothing is in flight any more."""
+        self._untimed = (0, 0)
+
     @property
     def has_prefills(self) -> bool:
         """Whether any were timed."""

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from worker_process import batch_of, leader
 
 from model_worker.batch_refused import BatchRefused
-from model_worker.joined_batch import joined
+from model_worker.joined_batch import can_join, joined
 from services.worker import convert
 from services.worker.config import WorkerConfig
 from services.worker.engine_thread import EngineCrashed, EngineThread
@@ -38,6 +38,9 @@ class ScriptedEngine:
         self.started.append(batch.step_id)
         before_pass()
         return self.behaviours.get(batch.step_id, lambda: batch.step_id)()
+
+    def joins(self, first: ScheduledBatch, second: ScheduledBatch) -> bool:
+        return False
 
 
 class Held:
@@ -186,6 +189,8 @@ class JoiningEngine(ScriptedEngine):
         super().execute(batch, before_pass)
         ones = np.ones(batch.num_rows, np.int32)
         return ScheduledBatchOutput(batch.epoch, batch.nonce, batch.step_id, ones, ones * batch.step_id, compute_us=7)
+
+    joins = staticmethod(can_join)
 
     def execute_both(self, first: ScheduledBatch, second: ScheduledBatch, before_pass: Callable[[], None]) -> Any:
         if self.refuses:

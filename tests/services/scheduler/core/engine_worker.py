@@ -8,7 +8,7 @@ from fake_worker import LIMITS, MODEL, FakeWorker
 
 from model_worker.batch_refused import BatchRefused
 from model_worker.engine import Engine
-from model_worker.joined_batch import can_join, parted
+from model_worker.joined_batch import parted
 from model_worker.kv_pool import KVPool
 from model_worker.kv_shape import KVShape
 from model_worker.models.causal_lm import CausalLM
@@ -109,7 +109,7 @@ class EngineWorker(FakeWorker):
     def _execute(self, batch: ScheduledBatch) -> ScheduledBatchOutput:
         """Together with the next that waits, where that can join it."""
         late = _over_the_wire(self.queue[0]) if self.queue else None
-        if late is not None and can_join(batch, late):
+        if late is not None and self.engine.joins(batch, late):
             try:
                 both, output = self.engine.execute_both(batch, late)
             except BatchRefused:

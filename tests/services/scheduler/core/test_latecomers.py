@@ -87,6 +87,17 @@ def test_prompts_of_latecomers_are_paced_as_all_are() -> None:
     assert late is not None and late.num_scheduled_tokens.tolist() == [16]
 
 
+def test_a_step_and_its_latecomers_have_one_allowance() -> None:
+    rig = with_both_out(rig_of(itl_target_ms=1))
+    rig.scheduler.replica("worker:1").step_times.answered(0, 4, 1_000, 1_000)  # type: ignore[union-attr]
+    rig.post(rig.execute())
+    rig.submit(2, list(range(10, 50)))
+    mixed = rig.schedule()
+    assert mixed is not None and mixed.num_scheduled_tokens.tolist() == [1, 16]
+    rig.submit(3, list(range(20, 60)))
+    assert rig.schedule() is None
+
+
 @pytest.mark.parametrize(
     ("limits", "config"),
     [

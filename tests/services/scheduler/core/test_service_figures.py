@@ -55,7 +55,9 @@ def test_steps_count_by_phase():
     figures.step(pace, 0, 100, 1, 40_000, 1)
     figures.step(pace, 1, 0, 1, 3_000, 2)
     figures.step(pace, 1, 7, 2, 9_000, 3)
-    figures.step(pace, 1, 0, 1, 0, 4)  # its worker does not say
+    figures.step(pace, 1, 0, 1, 0, 4)  # together with the next
     assert {phase: one.num_values for phase, one in figures.step_s.items()} == {"decode": 1, "prefill": 1, "mixed": 1}
     assert figures.step_s["mixed"].total == pytest.approx(0.009)
     assert figures.step_tokens.total == 101 + 1 + 9 + 1
+    figures.step(pace, 0, 7, 1, 8_000, 5)
+    assert figures.step_s["mixed"].total == pytest.approx(0.017) and figures.step_s["prefill"].num_values == 1

@@ -81,3 +81,28 @@ def test_an_attach_begins_anew_and_another_boot_has_to_warm_up() -> None:
     clock.sent(1, 1)
     clock.answered(1, 10)
     assert clock.limit_us(1) == FLOOR_US
+
+
+def test_a_batch_has_the_time_of_both_where_prompts_may_join_it() -> None:
+    clock = StepClock()
+    clock.sent(1, 100)
+    clock.answered(1, 10_000_000)  # 0.1 s a position
+    clock.sent(2, 1)
+    clock.sent(3, 511, may_join=True)
+    assert clock.advance(200_000_000) is None
+    assert clock.advance(100_000_000) is not None  # 5 times 51.2 s
+
+
+def test_what_has_no_time_of_its_own_shares_that_of_the_next() -> None:
+    clock = StepClock()
+    clock.sent(1, 511)
+    clock.sent(2, 1, may_join=True)
+    clock.answered(1, 0)
+    clock.answered(2, 51_200_000)
+    assert clock.limit_us(1000) == 5 * 100_000_000
+    clock.sent(3, 5)
+    clock.answered(3, 0)
+    clock.restart(is_same_boot=True)
+    clock.sent(4, 1)
+    clock.answered(4, 100_000)
+    assert clock.limit_us(1000) == 5 * 100_000_000
