@@ -471,9 +471,9 @@ def test_without_grace_sigterm_finishes_the_step_and_exits_cleanly(tmp_path: Pat
         ending = threading.Thread(target=lambda: codes.append(worker.terminate()))
         ending.start()
         watch = health_pb2_grpc.HealthStub(worker.channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
+        execution.next("leaving")
         worker.gate.disarm()
         worker.gate.let_go()
-        execution.next("leaving")
         assert execution.output().token_ids.tolist() == continuation(PROMPT, 1)
         code, details = reason_of(execution.end())
         assert code is grpc.StatusCode.UNAVAILABLE and "shutting down" in details

@@ -101,6 +101,7 @@ def test_a_dummy_run_says_nothing_of_how_long_decodes_take() -> None:
     rig.scheduler.postprocess("worker:1", output, rig.now_us)
     replica = rig.scheduler.replica("worker:1")
     assert replica is not None
+    replica.step_times.restart()  # the steps before had no times: those of a fake worker
     replica.step_times.answered(0, 16, 16_000, 16_000)
     assert replica.step_times.prefill_positions_max(100_000) == GROWTH_MAX * 16
 
