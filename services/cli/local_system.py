@@ -11,6 +11,7 @@ from services.cli.http_part import http_part, smg_command
 from services.cli.redis_part import RedisPart
 from services.cli.supervisor import Part
 from services.cli.up_config import UpConfig, host_and_port
+from services.free_ports import free_ports
 from services.scheduler.store.embedded_redis import EmbeddedRedis
 from services.worker.config import SpeculationConfig
 from tessera.values.known_models import served_name
@@ -129,12 +130,4 @@ def _fresh_log(path: Path) -> Path:
 
 
 def _free_addresses(count: int) -> list[str]:
-    """Loopback addresses with ports that nobody uses now. A stranger could still take one; its role then says so at once."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]

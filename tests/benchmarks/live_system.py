@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from model_worker.kernels.cpu.library import multiplies_bfloat16
+from services.free_ports import free_ports
 from tessera.client import Client, TesseraError
 from tests.benchmarks.workloads import Workload
 
@@ -41,9 +41,7 @@ def worker_environment(precision: str) -> dict[str, str]:
 @contextlib.contextmanager
 def system(arguments: list[str], environment: Mapping[str, str] | None = None) -> Iterator[str]:
     """A running system; its public address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     with tempfile.TemporaryDirectory() as data:
         command = [*TESSERA, "up", "--prompt", "", "--data", data, "--listen", address, *arguments]
         process = subprocess.Popen(

@@ -3,7 +3,6 @@
 import fcntl
 import importlib.util
 import os
-import socket as sockets
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from services import bound_process
+from services.free_ports import free_ports
 
 SOCKET_PATH_BYTES_MAX = 107
 """What fits into `sockaddr_un` on Linux, less the terminating zero."""
@@ -73,7 +73,7 @@ class EmbeddedRedis:
         self._check_socket_path()
         self.data_dir.mkdir(parents=True, exist_ok=True)
         if self._port == 0:
-            self._port = _free_port()
+            (self._port,) = free_ports(1)
         with _lock(self.data_dir) as lock:
             self._process = _spawn(self._command(binary), lock)
             lock.truncate(0)
@@ -197,10 +197,3 @@ def _spawn(command: list[str], lock: IO[str]) -> subprocess.Popen[bytes]:
         pass_fds=(lock.fileno(),),
         start_new_session=True,
     )
-
-
-def _free_port() -> int:
-    with sockets.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -16,6 +15,8 @@ import psutil
 import pytest
 import trustme
 
+from services.free_ports import free_ports
+
 END_TIMEOUT_S = 60
 
 
@@ -26,9 +27,7 @@ def up(folder: Path, address: str, *options: str) -> list[str]:
 
 @pytest.fixture
 def address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_ports(1)[0]}"
 
 
 @contextmanager
@@ -42,7 +41,8 @@ def serving(command: list[str]) -> Iterator[tuple["subprocess.Popen[str]", list[
             lines.append(line)
             if "Serving on" in line:
                 break
-        assert process.poll() is None, "".join(lines)
+        else:
+            raise AssertionError(f"it ended ({process.wait(END_TIMEOUT_S)}) before it served:\n{''.join(lines)}")
         yield process, psutil.Process(process.pid).children(recursive=True)
     finally:
         process.kill()
@@ -73,8 +73,7 @@ def test_serve_interrupt_kill_and_run_again(tmp_path: Path, address: str) -> Non
 
 @pytest.mark.slow
 def test_with_http_the_curl_line_that_it_prints_is_answered(tmp_path: Path, address: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        http = f"127.0.0.1:{probe.getsockname()[1]}"
+    http = f"127.0.0.1:{free_ports(1)[0]}"
     command = up(tmp_path, address, "--prompt", "", "--model", "SmolLM2-135M-Instruct", "--http", http)
     with serving(command) as (process, parts):
         assert len(parts) == 5, "smg beside the others"

@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 from model_worker.models.deterministic import next_tokens
+from services.free_ports import free_ports
 from services.scheduler.clock import now_us
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.worker_loss import WorkerLoss
@@ -40,9 +40,7 @@ class Supervised:
     """A worker process on one address, started again whenever it ends."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self.num_starts = 0
         self.process: subprocess.Popen[bytes] | None = None
         self._ready = folder / f"{name}.json"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from journal_leader import LEASE_MS, request
 
+from services.free_ports import free_ports
 from services.scheduler.core.changes import Changes
 from services.scheduler.core.journal import Journal
 from services.scheduler.core.journal_call import Failed
@@ -37,7 +38,7 @@ class Sentinel:
 
     def __init__(self, folder: Path, master: EmbeddedRedis) -> None:
         folder.mkdir()
-        self.port = embedded_redis._free_port()
+        (self.port,) = free_ports(1)
         lines = [
             f"port {self.port}",
             "bind 127.0.0.1",
@@ -202,7 +203,7 @@ def test_a_password_file_that_cannot_be_used_is_refused(url: str, content: str |
 def test_no_sentinel_that_knows_is_a_lost_connection(sentinel: Sentinel, run_async: RunAsync) -> None:
     async def scenario() -> None:
         await sentinel.command("PING")
-        nobody = f"127.0.0.1:{embedded_redis._free_port()}"
+        nobody = f"127.0.0.1:{free_ports(1)[0]}"
         with pytest.raises(ConnectionLost, match=r"cannot connect.*no master of this name"):
             await read_address(f"sentinel://{nobody},{sentinel.place}/another").connect(1.0)
 
@@ -212,7 +213,7 @@ def test_no_sentinel_that_knows_is_a_lost_connection(sentinel: Sentinel, run_asy
 def test_a_dead_sentinel_is_passed_over_and_a_database_selected(sentinel: Sentinel, run_async: RunAsync) -> None:
     async def scenario() -> None:
         await sentinel.command("PING")
-        nobody = f"127.0.0.1:{embedded_redis._free_port()}"
+        nobody = f"127.0.0.1:{free_ports(1)[0]}"
         connection = await read_address(f"sentinel://{nobody},{sentinel.place}/{SERVICE}/3").connect(5.0)
         assert b" db=3 " in await connection.command("CLIENT", "LIST")
         connection.close()
