@@ -152,8 +152,9 @@ class Engine:
         return both, output
 
     def joins(self, first: ScheduledBatch, second: ScheduledBatch) -> bool:
-        """Whether `execute_both` takes them. Not where drafts are made: what they leave of their room counts by steps."""
-        return not self.description.limits.num_speculative_tokens and can_join(first, second)
+        """Whether `execute_both` takes them. Not where drafts are made, since what they leave of their room counts by steps, nor in lockstep: the
+        others run a pass for each batch."""
+        return not (self._in_lockstep or self.description.limits.num_speculative_tokens) and can_join(first, second)
 
     def report(self, nonce: int) -> WorkerReport:
         """All that this worker holds, as copies. Call it between two batches."""

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from engine_driver import NUM_BLOCKS, PROMPT, EngineDriver, Row, drop, entry, pairs, swap
 from tiny_llama import Pair
+from torch.distributed import HashStore
 
 from model_worker.batch_refused import BatchRefused
 from model_worker.joined_batch import can_join, joined, parted
+from model_worker.ranks.gloo_group import GlooGroup
+from model_worker.ranks.lockstep_model import LockstepModel
 from tessera.values.batch import NO_DRAFTS, RowError, ScheduledBatch, ScheduledBatchOutput
 from tessera.values.identity import Epoch
 from tessera.values.logprobs import Logprobs, PromptLogprobs
@@ -48,6 +51,13 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("before", "late"), REFUSED.values(), ids=REFUSED)
 def test_others_may_not(before: dict[str, Any], late: dict[str, Any]) -> None:
     assert not can_join(replace(FIRST, **before), replace(SECOND, **late))
+
+
+def test_an_engine_joins_nobody_where_others_wait_for_each_pass() -> None:
+    """In a lockstep group a pass for two batches would leave the others waiting for the second."""
+    assert EngineDriver().engine.joins(FIRST, SECOND)
+    model = EngineDriver().model
+    assert not EngineDriver(LockstepModel(model, GlooGroup(HashStore(), 0, 1))).engine.joins(FIRST, SECOND)
 
 
 def test_an_output_is_parted_by_rows() -> None:

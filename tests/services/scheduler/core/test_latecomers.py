@@ -28,6 +28,13 @@ def with_both_out(rig: Rig) -> Rig:
     return rig
 
 
+def time_prompts(rig: Rig) -> None:
+    """A prompt has taken so long that the least chunk is all that fits a millisecond."""
+    replica = rig.scheduler.replica("worker:1")
+    assert replica is not None
+    replica.step_times.answered(0, 4, 1_000, 1_000)
+
+
 def test_a_prompt_that_comes_late_leaves_at_once() -> None:
     rig = with_both_out(rig_of())
     assert rig.schedule() is None
@@ -81,7 +88,7 @@ def test_latecomers_take_no_seat_that_the_batch_has() -> None:
 
 def test_prompts_of_latecomers_are_paced_as_all_are() -> None:
     rig = with_both_out(rig_of(itl_target_ms=1))
-    rig.scheduler.replica("worker:1").step_times.answered(0, 4, 1_000, 1_000)  # type: ignore[union-attr]
+    time_prompts(rig)
     rig.submit(2, list(range(10, 50)))
     late = rig.schedule()
     assert late is not None and late.num_scheduled_tokens.tolist() == [16]
@@ -89,7 +96,7 @@ def test_prompts_of_latecomers_are_paced_as_all_are() -> None:
 
 def test_a_step_and_its_latecomers_have_one_allowance() -> None:
     rig = with_both_out(rig_of(itl_target_ms=1))
-    rig.scheduler.replica("worker:1").step_times.answered(0, 4, 1_000, 1_000)  # type: ignore[union-attr]
+    time_prompts(rig)
     rig.post(rig.execute())
     rig.submit(2, list(range(10, 50)))
     mixed = rig.schedule()
