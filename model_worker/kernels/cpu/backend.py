@@ -15,7 +15,7 @@ from model_worker.kernels.cpu.attention import CpuAttention
 from model_worker.kernels.cpu.layer_stack import CpuLayerStack, are_packed
 from model_worker.kernels.cpu.library import CpuLibrary, address
 from model_worker.kernels.cpu.packed_weight import PackedWeight
-from model_worker.kernels.interface import ExpertsSum, LayerStack, PagedAttention, PlainLayer, Product, Table
+from model_worker.kernels.interface import ExpertsSum, LayerStack, PagedAttention, PlainLayer, Product
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.kv_layout import KEYS_TRANSPOSED, PAIRED
 from model_worker.kv_pool import KVPool, KVStore
@@ -80,7 +80,7 @@ class CpuKernels(TorchKernels):
     def pack(self, weight: Tensor) -> Product | None:
         return self.pack_table(weight)
 
-    def pack_table(self, weight: Tensor) -> Table:
+    def pack_table(self, weight: Tensor) -> PackedWeight:
         return PackedWeight(self._library, weight, self.weights_dtype)
 
     def stack_layers(self, layers: Sequence[PlainLayer]) -> LayerStack | None:

@@ -43,6 +43,12 @@ class WeightView(Structure):
     _fields_ = (("kind", _I), ("out", _I), ("in", _I), ("data", _P), ("bias", _P))
 
 
+class MatrixView(Structure):
+    """`tessera::Matrix`: float32 to be packed, strides in elements."""
+
+    _fields_ = (("data", _P), ("out", _I), ("in", _I), ("out_stride", _L), ("in_stride", _L))
+
+
 class LayerView(Structure):
     """`tessera::Layer`."""
 
@@ -87,12 +93,12 @@ class WantedView(Structure):
 
 
 KIND = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
-"""`tessera::Kind`, of a weight or a cache; int8 is 8 bits with scales."""
+"""`tessera::Kind`, of a weight or a cache; int8 is 8 bits with scales. Weights have more of them, see `CpuLibrary.smallest`."""
 
-_CACHE, _BATCH, _WEIGHT = POINTER(CacheView), POINTER(BatchView), POINTER(WeightView)
+_CACHE, _BATCH, _WEIGHT, _MATRIX = POINTER(CacheView), POINTER(BatchView), POINTER(WeightView), POINTER(MatrixView)
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "pack": (_P, _L, _L, _WEIGHT),
+    "pack": (_MATRIX, _WEIGHT),
     "multiply": (_WEIGHT, _P, _L, _I, _P),
     "gather": (_WEIGHT, _P, _I, _P),
     "rms_norm": (_P, _P, _P, _P, _F, _P, _I, _I),
@@ -123,6 +129,8 @@ class CpuLibrary:
         self.memory = WeightMemory()
         self._weight_bytes = self._library.tessera_weight_bytes
         self._weight_bytes.argtypes, self._weight_bytes.restype = (_I, _I, _I), _L
+        self._smallest = self._library.tessera_smallest
+        self._smallest.argtypes, self._smallest.restype = (_P, _MATRIX, _I), _I
         plain = {name: self._bound(name, signature) for name, signature in _SIGNATURES.items()}
         self.pack, self.multiply, self.gather = plain["pack"], plain["multiply"], plain["gather"]
         self.rms_norm, self.silu_and_mul = plain["rms_norm"], plain["silu_and_mul"]
@@ -147,6 +155,11 @@ class CpuLibrary:
         """What a packed weight [out, inner] needs."""
         size: int = self._weight_bytes(kind, out, inner)
         return size
+
+    def smallest(self, matrix: MatrixView, kind: int) -> int:
+        """The kind that holds the same numbers as `kind` does, bit for bit, in the fewest bytes. Reads all of them."""
+        smallest: int = self._smallest(self._team, byref(matrix), kind)
+        return smallest
 
     def _bound(self, name: str, signature: tuple[Any, ...]) -> Any:
         function, team = getattr(self._library, f"tessera_{name}"), self._team

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "kinds.hpp"
 #include "tiles.hpp"
+#include "with_kind.hpp"
 
 namespace tessera {
 
@@ -14,7 +14,7 @@ class Inputs {
   void fit(Kind kind, int rows, int in) {
     kind_ = kind;
     in_ = in;
-    with_kind(kind, [&]<typename K>(K) {
+    with_plain(kind, [&]<typename K>(K) {
       tiles_ = Tiles(rows, K::ROWS);
       row_bytes_ = lines_of(in) * K::ROW_BYTES;
     });
@@ -31,7 +31,7 @@ class Inputs {
   void put(int row, const float* from) {
     const int tile = tiles_.of(row), rows = tiles_.size(tile), first = tiles_.first(tile);
     std::byte* to = memory_.data() + first * row_bytes_;
-    with_kind(kind_, [&]<typename K>(K) {
+    with_plain(kind_, [&]<typename K>(K) {
       int at = 0;
       for (; at + LINE <= in_; at += LINE, to += rows * K::ROW_BYTES) K::put(from + at, to, row - first, rows);
       if (at == in_) return;

@@ -6,6 +6,9 @@
 //   put(from, line, row, rows)  LINE numbers as line of row `row` of a tile of `rows`; `line` is where the tile's line begins
 //   add<R>(x, panel, lines, sums, ahead)  adds the products of R rows with a panel; each row's sum goes in the order of its inputs, whatever R is
 //   pack(from, to), unpack(line, k, column)  a line from [LINE, PANEL] numbers, and one of its numbers
+//   Plain, Source               the kind itself, and where a panel's lines are
+// and those of one size for each number
+//   SOME, add_some<R>(line of x, weights, k, sums)  the products of SOME inputs from `k` on with their weights [SOME, PANEL], as `add` does all
 #pragma once
 
 #include <algorithm>
@@ -64,9 +67,21 @@ class Apart {
   int per_line_;
 };
 
+// Of what is at hand.
+struct Nothing {
+  template <std::size_t>
+  void line(const std::byte*, int) {}
+  template <std::size_t>
+  void step() {}
+};
+
 // Weights of type W by inputs in float32. A line of a panel is [LINE, PANEL].
 template <typename W>
 struct ByFloats {
+  using Plain = ByFloats;
+  using Number = W;
+  static constexpr int SOME = 1;
+  using Source = const std::byte*;
   static constexpr int ROWS = ROWS_MAX;
   static constexpr std::size_t LINE_BYTES = sizeof(W) * LINE * PANEL, ROW_BYTES = sizeof(float) * LINE;
 
@@ -74,20 +89,26 @@ struct ByFloats {
 
   template <int R, typename Ahead>
   static void add(const std::byte* x, const std::byte* panel, int lines, Vec (&sums)[R][2], Ahead ahead) {
-    const float* inputs = reinterpret_cast<const float*>(x);
-    const W* weights = reinterpret_cast<const W*>(panel);
-    for (int line = 0; line < lines; ++line, inputs += R * LINE) {
+    const std::byte* weights = panel;
+    for (int line = 0; line < lines; ++line, x += R * ROW_BYTES) {
       ahead.template line<LINE_BYTES>(panel, line);
-      for (int k = 0; k < LINE; ++k, weights += PANEL) {
+      for (int k = 0; k < LINE; ++k, weights += sizeof(W) * PANEL) {
         ahead.template step<sizeof(W) * PANEL>();
-        const Vec first = load(weights), second = load(weights + WIDTH);
-#pragma GCC unroll 12
-        for (int row = 0; row < R; ++row) {
-          const Vec value = broadcast(inputs[row * LINE + k]);
-          sums[row][0] += value * first;
-          sums[row][1] += value * second;
-        }
+        add_some<R>(x, weights, k, sums);
       }
+    }
+  }
+
+  template <int R>
+  static void add_some(const std::byte* x, const std::byte* weights, int k, Vec (&sums)[R][2]) {
+    const float* inputs = reinterpret_cast<const float*>(x);
+    const W* numbers = reinterpret_cast<const W*>(weights);
+    const Vec first = load(numbers), second = load(numbers + WIDTH);
+#pragma GCC unroll 12
+    for (int row = 0; row < R; ++row) {
+      const Vec value = broadcast(inputs[row * LINE + k]);
+      sums[row][0] += value * first;
+      sums[row][1] += value * second;
     }
   }
 
@@ -102,6 +123,10 @@ struct ByFloats {
 
 // Both in bfloat16, two products at a time. A line of a panel is [LINE / 2, PANEL, 2].
 struct BrainsByBrains {
+  using Plain = BrainsByBrains;
+  using Number = Brain;
+  static constexpr int SOME = 2;
+  using Source = const std::byte*;
   static constexpr int ROWS = ROWS_MAX;
   static constexpr std::size_t LINE_BYTES = sizeof(Brain) * LINE * PANEL, ROW_BYTES = sizeof(Brain) * LINE;
 
@@ -115,18 +140,23 @@ struct BrainsByBrains {
     const std::byte* weights = panel;
     for (int line = 0; line < lines; ++line, x += R * ROW_BYTES) {
       ahead.template line<LINE_BYTES>(panel, line);
-      for (int pair = 0; pair < LINE / 2; ++pair, weights += 4 * PANEL) {
+      for (int k = 0; k < LINE; k += 2, weights += 4 * PANEL) {
         ahead.template step<4 * PANEL>();
-        const __m512bh first = (__m512bh)_mm512_loadu_si512(weights), second = (__m512bh)_mm512_loadu_si512(weights + 64);
-#pragma GCC unroll 12
-        for (int row = 0; row < R; ++row) {
-          int32_t both;
-          std::memcpy(&both, x + row * ROW_BYTES + pair * 4, 4);
-          const __m512bh value = (__m512bh)_mm512_set1_epi32(both);
-          sums[row][0] = (Vec)_mm512_dpbf16_ps((__m512)sums[row][0], first, value);
-          sums[row][1] = (Vec)_mm512_dpbf16_ps((__m512)sums[row][1], second, value);
-        }
+        add_some<R>(x, weights, k, sums);
       }
+    }
+  }
+
+  template <int R>
+  static void add_some(const std::byte* x, const std::byte* weights, int k, Vec (&sums)[R][2]) {
+    const __m512bh first = (__m512bh)_mm512_loadu_si512(weights), second = (__m512bh)_mm512_loadu_si512(weights + 64);
+#pragma GCC unroll 12
+    for (int row = 0; row < R; ++row) {
+      int32_t both;
+      std::memcpy(&both, x + row * ROW_BYTES + k * 2, 4);
+      const __m512bh value = (__m512bh)_mm512_set1_epi32(both);
+      sums[row][0] = (Vec)_mm512_dpbf16_ps((__m512)sums[row][0], first, value);
+      sums[row][1] = (Vec)_mm512_dpbf16_ps((__m512)sums[row][1], second, value);
     }
   }
 
@@ -147,6 +177,8 @@ struct BrainsByBrains {
 // times the line's largest magnitude over 127. A line of a panel is [LINE / 4, PANEL, 4] of a number plus 128, and PANEL scales in binary16; a line of a
 // tile's inputs is [rows, LINE], [rows] scales in float32, and 128 times [rows] sums of the numbers.
 struct BytesByBytes {
+  using Plain = BytesByBytes;
+  using Source = const std::byte*;
   static constexpr int ROWS = 6;  // whole sums and sums so far, two vectors each
   static constexpr std::size_t VALUES_BYTES = LINE * PANEL, LINE_BYTES = VALUES_BYTES + sizeof(Half) * PANEL;
   static constexpr std::size_t ROW_BYTES = LINE + sizeof(float) + sizeof(int32_t);
@@ -285,21 +317,5 @@ struct BytesByBytes {
 
   static constexpr int SUMS = PANEL / SUM_WIDTH;  // of a row
 };
-
-// Calls `work` with the kind.
-template <typename Work>
-auto with_kind(Kind kind, const Work& work) {
-  switch (kind) {
-    case Kind::F32: return work(ByFloats<float>{});
-    case Kind::F16: return work(ByFloats<Half>{});
-#if defined(__AVX512BF16__)
-    case Kind::BF16: return work(BrainsByBrains{});
-#else
-    case Kind::BF16: return work(ByFloats<Brain>{});
-#endif
-    case Kind::I8: return work(BytesByBytes{});
-  }
-  __builtin_unreachable();
-}
 
 }  // namespace tessera

@@ -55,7 +55,7 @@ struct Pass {
     const int size = layer.gate_up.in, inner_size = layer.down.in;
     Inputs& inner = scratch.inner;
     inner.fit(layer.down.kind, batch.tokens, inner_size);
-    if (layer.gate_up.kind == layer.down.kind && inner_size % LINE == 0) {
+    if (plain_of(layer.gate_up.kind) == plain_of(layer.down.kind) && inner_size % LINE == 0) {
       norm_into(hidden, size, layer.post_norm, layer.gate_up.kind);
       multiply_gated(team, scratch.inputs, layer.gate_up, inner);
       return inner;

@@ -2,7 +2,10 @@
 
 #include "rows.hpp"
 
+#include <atomic>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace tessera {
 
@@ -35,7 +38,7 @@ void finish(const float* sums, const Target& target, float* y) {
 
 // Some lines of a tile by those of a panel: they begin its sums [R, PANEL], or are added to them.
 template <typename K, typename Ahead, int R>
-void add_lines(const std::byte* x, const std::byte* panel, int lines, Ahead ahead, float* sums, bool is_first) {
+void add_lines(const std::byte* x, const typename K::Source& weights, int lines, Ahead ahead, float* sums, bool is_first) {
   Vec totals[R][2];
   if (is_first) {
 #pragma GCC unroll 12
@@ -45,29 +48,36 @@ void add_lines(const std::byte* x, const std::byte* panel, int lines, Ahead ahea
     for (int row = 0; row < R; ++row)
       for (int half = 0; half < 2; ++half) totals[row][half] = load(sums + row * PANEL + half * WIDTH);
   }
-  K::template add<R>(x, panel, lines, totals, ahead);
+  K::template add<R>(x, weights, lines, totals, ahead);
 #pragma GCC unroll 12
   for (int row = 0; row < R; ++row)
     for (int half = 0; half < 2; ++half) store(sums + row * PANEL + half * WIDTH, totals[row][half]);
 }
 
-template <typename Ahead>
-using AddLines = void (*)(const std::byte*, const std::byte*, int, Ahead, float*, bool);
+template <typename K, typename Ahead>
+using AddLines = void (*)(const std::byte*, const typename K::Source&, int, Ahead, float*, bool);
 
 template <typename K, typename Ahead, int... R>
-AddLines<Ahead> pick(int rows, std::integer_sequence<int, R...>) {
-  static constexpr AddLines<Ahead> all[] = {add_lines<K, Ahead, R + 1>...};
+AddLines<K, Ahead> pick(int rows, std::integer_sequence<int, R...>) {
+  static constexpr AddLines<K, Ahead> all[] = {add_lines<K, Ahead, R + 1>...};
   return all[rows - 1];
 }
 
 template <typename K, typename Ahead>
-void add_lines_of(int rows, const std::byte* x, const std::byte* panel, int lines, Ahead ahead, float* sums, bool is_first) {
-  pick<K, Ahead>(rows, std::make_integer_sequence<int, K::ROWS>{})(x, panel, lines, ahead, sums, is_first);
+void add_lines_of(int rows, const std::byte* x, const typename K::Source& weights, int lines, Ahead ahead, float* sums, bool is_first) {
+  pick<K, Ahead>(rows, std::make_integer_sequence<int, K::ROWS>{})(x, weights, lines, ahead, sums, is_first);
 }
+
+struct alignas(CACHE_LINE) CacheLine {
+  std::byte bytes[CACHE_LINE];
+};
 
 // Some tiles of inputs by one panel after the other, each of `lines` lines.
 template <typename K>
 class Strip {
+  using Plain = typename K::Plain;
+  static constexpr bool IS_PLAIN = std::is_same_v<K, Plain>;
+
  public:
   Strip(const Inputs& x, int first_tile, int count, int lines) : x_(x), first_(first_tile), count_(count), lines_(lines) {}
 
@@ -75,7 +85,7 @@ class Strip {
   template <typename TargetOf>
   void multiply(const std::byte* panel, const std::byte* next, const TargetOf& target) const {
     if (count_ == 1) {
-      add_lines_of<K>(rows(0), x(0, 0), panel, lines_, Onward(next, lines_), sums_, true);
+      add_lines_of<K>(rows(0), x(0, 0), source(panel, 1), lines_, Onward(next, lines_), sums_, true);
       finish_tile(0, sums_, target);
     } else if (count_ <= FEW) {
       in_blocks(panel, next, target);
@@ -87,7 +97,7 @@ class Strip {
  private:
   static constexpr int FEW = 48 / K::ROWS;  // more are so much work that taking up sums again would cost more than waiting for the weights
   static constexpr int MANY = 16;           // more do not even notice the first one's waiting
-  static constexpr int BLOCK = (20 << 10) / K::LINE_BYTES;  // lines; two blocks fit a first-level cache of 48 KiB
+  static constexpr int BLOCK = (20 << 10) / Plain::LINE_BYTES;  // lines; two blocks fit a first-level cache of 48 KiB
   static constexpr int CACHE_LINES = (K::LINE_BYTES + CACHE_LINE - 1) / CACHE_LINE;  // of a line
 
   // A block of the panel by all tiles, then the next. Meanwhile that one comes from memory, a part of it beside each tile.
@@ -98,10 +108,11 @@ class Strip {
     for (int block = 0; block < blocks.count; ++block) {
       const int first = blocks.first(block), lines = blocks.size(block), end = first + lines;
       const std::byte* following = end < lines_ ? panel + end * K::LINE_BYTES : next;
+      const auto weights = source(panel + first * K::LINE_BYTES, lines);
       for (int tile = 0; tile < count_; ++tile) {
         float* sums = sums_ + tile * K::ROWS * PANEL;
         const Apart<true> ahead(following + std::ptrdiff_t{tile} * per_line * lines * CACHE_LINE, per_line);
-        add_lines_of<K>(rows(tile), x(tile, first), panel + first * K::LINE_BYTES, lines, ahead, sums, first == 0);
+        add_to(sums, tile, first, weights, lines, ahead);
         if (end == lines_) finish_tile(tile, sums, target);
       }
     }
@@ -110,12 +121,31 @@ class Strip {
   // The whole panel by one tile after the other. The next comes into the second-level cache, a part of it beside each.
   template <typename TargetOf>
   void at_once(const std::byte* panel, const std::byte* next, const TargetOf& target) const {
-    const int per_line = count_ <= MANY ? (CACHE_LINES + count_ - 1) / count_ : 0;
+    const int per_line = count_ <= MANY || !IS_PLAIN ? (CACHE_LINES + count_ - 1) / count_ : 0;
+    const auto weights = source(panel, lines_);
     for (int tile = 0; tile < count_; ++tile) {
       const Apart<false> ahead(next + std::ptrdiff_t{tile} * per_line * lines_ * CACHE_LINE, per_line);
-      add_lines_of<K>(rows(tile), x(tile, 0), panel, lines_, ahead, sums_, true);
+      add_to(sums_, tile, 0, weights, lines_, ahead);
       finish_tile(tile, sums_, target);
     }
+  }
+
+  // Lines of a panel. Those that are not plain come out while the first tile is multiplied; with more than one, that is for the other tiles.
+  static typename K::Source source(const std::byte* lines, int kept) {
+    if constexpr (IS_PLAIN) {
+      return lines;
+    } else {
+      plain_.resize(std::max(plain_.size(), kept * Plain::LINE_BYTES / CACHE_LINE));
+      return {lines, plain_.data()->bytes, kept > 1};
+    }
+  }
+
+  template <typename Ahead>
+  void add_to(float* sums, int tile, int first, const typename K::Source& weights, int lines, Ahead ahead) const {
+    const std::byte* inputs = x(tile, first);
+    if constexpr (!IS_PLAIN)
+      if (tile > 0) return add_lines_of<Plain>(rows(tile), inputs, weights.plain, lines, ahead, sums, first == 0);
+    add_lines_of<K>(rows(tile), inputs, weights, lines, ahead, sums, first == 0);
   }
 
   int rows(int tile) const { return x_.tiles().size(first_ + tile); }
@@ -130,10 +160,14 @@ class Strip {
   const Inputs& x_;
   int first_, count_, lines_;
   alignas(CACHE_LINE) static thread_local float sums_[FEW * K::ROWS * PANEL];
+  static thread_local std::vector<CacheLine> plain_;
 };
 
 template <typename K>
 alignas(CACHE_LINE) thread_local float Strip<K>::sums_[FEW * K::ROWS * PANEL];
+
+template <typename K>
+thread_local std::vector<CacheLine> Strip<K>::plain_;
 
 // A product's pieces: stripes of tiles by groups of panels, or of lines of outputs.
 class Plan {
@@ -156,26 +190,48 @@ class Plan {
   Stripes stripes_;
 };
 
+// [LINE, PANEL] of a matrix, filled up with zeros.
+struct Numbers {
+  Numbers(const Matrix& from, int panel, int line) {
+    const float* first = from.data + panel * PANEL * from.out_stride + line * LINE * from.in_stride;
+    for (int column = 0; column < std::min(PANEL, from.out - panel * PANEL); ++column)
+      for (int k = 0; k < std::min(LINE, from.in - line * LINE); ++k)
+        all[k * PANEL + column] = first[column * from.out_stride + k * from.in_stride];
+  }
+  float all[LINE * PANEL] = {};
+};
+
+// Whether every line can be of a kind that is not plain.
+bool fits(Team& team, const Matrix& from, Kind kind) {
+  std::atomic<bool> does{true};
+  with_kind(kind, [&]<typename K>(K) {
+    if constexpr (!std::is_same_v<K, typename K::Plain>)
+      team.run(panels_of(from.out), [&](int panel) {
+        for (int line = 0; line < lines_of(from.in) && does; ++line)
+          if (!K::fits(Numbers(from, panel, line).all)) does = false;
+      });
+  });
+  return does;
+}
+
 }  // namespace
 
 std::size_t bytes_of(Kind kind, int out, int in) {
   return with_kind(kind, [&]<typename K>(K) { return std::size_t(panels_of(out)) * lines_of(in) * K::LINE_BYTES; });
 }
 
-void pack(Team& team, const float* from, std::ptrdiff_t out_stride, std::ptrdiff_t in_stride, const Weight& to) {
+Kind smallest(Team& team, const Matrix& from, Kind kind) {
+  for (const Kind candidate : {Kind::BF16_IN_12, Kind::F32_IN_12, Kind::F32_IN_20})
+    if (plain_of(candidate) == kind && fits(team, from, candidate)) return candidate;
+  return kind;
+}
+
+void pack(Team& team, const Matrix& from, const Weight& to) {
   with_kind(to.kind, [&]<typename K>(K) {
-    const int lines = lines_of(to.in);
-    team.run(panels_of(to.out), [&](int panel) {
+    const int lines = lines_of(from.in);
+    team.run(panels_of(from.out), [&](int panel) {
       std::byte* target = to.data + std::ptrdiff_t{panel} * lines * K::LINE_BYTES;
-      const int columns = std::min(PANEL, to.out - panel * PANEL);
-      for (int line = 0; line < lines; ++line, target += K::LINE_BYTES) {
-        float numbers[LINE * PANEL] = {};
-        const float* first = from + panel * PANEL * out_stride + line * LINE * in_stride;
-        for (int column = 0; column < columns; ++column)
-          for (int k = 0; k < std::min(LINE, to.in - line * LINE); ++k)
-            numbers[k * PANEL + column] = first[column * out_stride + k * in_stride];
-        K::pack(numbers, target);
-      }
+      for (int line = 0; line < lines; ++line, target += K::LINE_BYTES) K::pack(Numbers(from, panel, line).all, target);
     });
   });
 }

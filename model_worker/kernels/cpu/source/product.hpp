@@ -8,8 +8,18 @@ namespace tessera {
 
 std::size_t bytes_of(Kind kind, int out, int in);
 
-// Fills `to.data`, of bytes_of(...) bytes, from [out, in] with strides in elements.
-void pack(Team& team, const float* from, std::ptrdiff_t out_stride, std::ptrdiff_t in_stride, const Weight& to);
+// Numbers [out, in], strides in elements.
+struct Matrix {
+  const float* data;
+  int out, in;
+  std::ptrdiff_t out_stride, in_stride;
+};
+
+// The smallest kind that keeps the same numbers as `kind` does.
+Kind smallest(Team& team, const Matrix& from, Kind kind);
+
+// Fills `to.data`, of bytes_of(...) bytes.
+void pack(Team& team, const Matrix& from, const Weight& to);
 
 // What becomes of a product: it takes the place of y, or is added to it.
 enum class Into { PLACE, SUM };

@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-enum class Kind : int32_t { F32, F16, BF16, I8 };
+// The later ones are those before them, without bits that say nothing (see `compact.hpp`).
+enum class Kind : int32_t { F32, F16, BF16, I8, F32_IN_12, F32_IN_20, BF16_IN_12 };
 
 // Columns of a panel: two vectors of sums per row.
 constexpr int PANEL = 2 * WIDTH;
