@@ -1,7 +1,8 @@
 """How fast this machine can read memory and multiply, measured, and what a workload would take at that pace.
 
 The bound of a workload counts the linear layers and the head alone: every prompt position is multiplied once, and a decode step either reads
-all weights once or multiplies its rows, whichever takes longer. Attention, everything else a model does, scheduling and streaming come on top.
+all weights once, in as many bytes as they are kept in, or multiplies its rows, whichever takes longer. Attention, everything else a model does,
+scheduling and streaming come on top.
 """
 
 import os
@@ -13,15 +14,15 @@ import torch
 
 from model_worker.kernels.cpu.backend import CpuKernels
 from model_worker.kernels.cpu.library import KernelsMissing, cpu_library
-from model_worker.kernels.interface import Product
+from model_worker.kernels.cpu.packed_weight import PackedWeight
 from model_worker.kernels.torch_backend import TorchKernels
 from model_worker.models.registry import build_model
-from model_worker.weights.open_model import open_model
+from model_worker.weights.open_model import load_model, open_model
 from tests.benchmarks.live_system import PRECISIONS
 from tests.benchmarks.workloads import Workload
 
 BYTES_PER_WEIGHT = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "int8": 1.0625}
-"""int8: with a float32 scale for each 32."""
+"""Without kernels of our own. int8: with a scale for each 32."""
 
 MEASURE_S = 1.5
 """The best of as many repeats as go into this: whoever else computes now and then does not lower a limit."""
@@ -44,35 +45,35 @@ class ModelSize:
         layers = sum(slot.view.numel() for key, slot in slots.items() if ".layers." in key and slot.view.dim() == 2)
         return cls(layers, config.vocab_size * config.hidden_size)
 
-    def bytes_in(self, precision: str) -> float:
-        """All of them."""
-        return (self.layers + self.head) * BYTES_PER_WEIGHT[precision]
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one precision on this machine. `*_by`: what reached them."""
+    """Of one precision on this machine. `*_by`: what reached them. `weight_bytes`: of all weights that a step reads."""
 
     read_gb_per_s: float
     read_by: str
     gflop_per_s: float
     gflop_by: str
+    weight_bytes: float
 
-    def decode_s(self, size: ModelSize, precision: str, rows: int) -> float:
+    @property
+    def reading_s(self) -> float:
+        """All weights, once."""
+        return self.weight_bytes / (1e9 * self.read_gb_per_s)
+
+    def decode_s(self, size: ModelSize, rows: int) -> float:
         """One step of so many decodes."""
-        reading_s = size.bytes_in(precision) / (1e9 * self.read_gb_per_s)
-        return max(reading_s, 2 * rows * (size.layers + size.head) / (1e9 * self.gflop_per_s))
+        return max(self.reading_s, 2 * rows * (size.layers + size.head) / (1e9 * self.gflop_per_s))
 
-    def tokens_per_s(self, size: ModelSize, precision: str, workload: Workload) -> float:
+    def tokens_per_s(self, size: ModelSize, workload: Workload) -> float:
         """Output tokens of a workload, see above."""
-        decodes_s = (workload.output_tokens - 1) * self.decode_s(size, precision, workload.requests)
+        decodes_s = (workload.output_tokens - 1) * self.decode_s(size, workload.requests)
         return workload.tokens_out / (self._prompts_s(size, workload) + decodes_s)
 
-    def binding(self, size: ModelSize, precision: str, workload: Workload) -> str:
+    def binding(self, size: ModelSize, workload: Workload) -> str:
         """Which of the two most of the workload's time goes into."""
-        reading_s = size.bytes_in(precision) / (1e9 * self.read_gb_per_s)
-        is_reading = self.decode_s(size, precision, workload.requests) <= reading_s
-        decodes_s = (workload.output_tokens - 1) * reading_s
+        is_reading = self.decode_s(size, workload.requests) <= self.reading_s
+        decodes_s = (workload.output_tokens - 1) * self.reading_s
         return "reading" if is_reading and decodes_s > self._prompts_s(size, workload) else "multiplying"
 
     def _prompts_s(self, size: ModelSize, workload: Workload) -> float:
@@ -81,25 +82,28 @@ class Limits:
 
 
 @torch.inference_mode()
-def measured_limits(size: ModelSize, precision: str) -> Limits:
+def measured_limits(model: str, precision: str) -> Limits:
     """The better of torch and of our own kernels, each with all cores that this process may use; of torch also the products of the instructions
     that a precision may use: dot products of bfloat16 or of 8 bits where the processor has them."""
-    threads = len(os.sched_getaffinity(0))
+    threads, size = len(os.sched_getaffinity(0)), ModelSize.of(model)
     torch.set_num_threads(threads)
-    weight_bytes = size.bytes_in(precision)
-    values = torch.ones(int(weight_bytes) // 4)
-    reads = {"torch's sum": weight_bytes / _best_s(values.sum)}
+    weights = size.layers + size.head
+    weight_bytes = weights * BYTES_PER_WEIGHT[precision]
+    values = torch.ones(weights)
+    reads = {"torch's sum": 4 * weights / _best_s(values.sum)}
     del values
     products = {f"torch, {kind}": 2 * SQUARE**3 / _best_s(product) for kind, product in _torch_products(precision).items()}
     kernels = own_kernels(precision, threads)
     if kernels is not None:
-        large, row = _packed(kernels, (size.layers + size.head) // SQUARE), torch.randn(1, SQUARE)
-        reads["our kernel"] = weight_bytes / _best_s(lambda: large(row, None))
+        load_model(open_model(model), kernels)
+        weight_bytes = kernels.packed_bytes
+        large, row = _packed(kernels, weights // SQUARE), torch.randn(1, SQUARE)
+        reads["our kernel"] = large.nbytes / _best_s(lambda: large(row, None))
         del large
         product, rows = _packed(kernels, SQUARE), torch.randn(PROMPT_ROWS, SQUARE)
         products["our kernel"] = 2 * PROMPT_ROWS * SQUARE**2 / _best_s(lambda: product(rows, None))
     read_by, gflop_by = max(reads, key=reads.__getitem__), max(products, key=products.__getitem__)
-    return Limits(reads[read_by] / 1e9, read_by, products[gflop_by] / 1e9, gflop_by)
+    return Limits(reads[read_by] / 1e9, read_by, products[gflop_by] / 1e9, gflop_by, weight_bytes)
 
 
 def _torch_products(precision: str) -> dict[str, Callable[[], torch.Tensor]]:
@@ -115,7 +119,18 @@ def _torch_products(precision: str) -> dict[str, Callable[[], torch.Tensor]]:
     return products
 
 
-def own_kernels(precision: str, threads: int) -> CpuKernels | None:
+class WeighingKernels(CpuKernels):
+    """Count what they pack."""
+
+    packed_bytes = 0
+
+    def pack_table(self, weight: torch.Tensor) -> PackedWeight:
+        packed = super().pack_table(weight)
+        self.packed_bytes += packed.nbytes
+        return packed
+
+
+def own_kernels(precision: str, threads: int) -> WeighingKernels | None:
     """Of such weights; None where this machine has none."""
     try:
         library = cpu_library(threads)
@@ -123,14 +138,12 @@ def own_kernels(precision: str, threads: int) -> CpuKernels | None:
         return None
     options = PRECISIONS[precision]
     dtype = getattr(torch, options.get("dtype", "float16"))  # of 8-bit weights it is the cache's alone
-    return CpuKernels(library, dtype, in_8_bits=options.get("quantization") == "int8")
+    return WeighingKernels(library, dtype, in_8_bits=options.get("quantization") == "int8")
 
 
-def _packed(kernels: CpuKernels, outputs: int) -> Product:
+def _packed(kernels: CpuKernels, outputs: int) -> PackedWeight:
     """A weight `[outputs, SQUARE]`."""
-    product = kernels.pack(torch.randn(outputs, SQUARE))
-    assert product is not None
-    return product
+    return kernels.pack_table(torch.randn(outputs, SQUARE))
 
 
 def _best_s(call: Callable[[], object]) -> float:

@@ -97,8 +97,8 @@ def measure(model: str, precision: str, workloads: Sequence[Workload], rounds: i
     with system(["--model", model], worker_environment(precision)) as address:
         for workload in workloads:
             told = [measured(address, workload, number) for number in range(rounds)]
-            bound = limits.tokens_per_s(size, precision, workload)
-            result = Result.of(told, bound, limits.binding(size, precision, workload))
+            bound = limits.tokens_per_s(size, workload)
+            result = Result.of(told, bound, limits.binding(size, workload))
             results[workload.name] = result
             print(result.row(workload, precision), flush=True)
     return results
@@ -140,15 +140,14 @@ def main() -> None:
 
 def _rates(arguments: argparse.Namespace, precisions: Sequence[str], workloads: Sequence[Workload]) -> dict[str, Any]:
     """Of all workloads in all precisions, printed and drawn; for JSON."""
-    size = ModelSize.of(arguments.model)
     all_limits: dict[str, Limits] = {}
     results: dict[str, dict[str, Result]] = {}
     print(f"{HEADS}   (medians of {arguments.rounds} rounds, the rate with its spread; load before: {os.getloadavg()[0]:.1f})")
     for precision in precisions:
-        limits = all_limits[precision] = measured_limits(size, precision)
+        limits = all_limits[precision] = measured_limits(arguments.model, precision)
         print(
-            f"{precision:<6}this machine reads {limits.read_gb_per_s:.1f} GB/s ({limits.read_by}) and computes "
-            f"{limits.gflop_per_s:.0f} GFLOP/s ({limits.gflop_by})"
+            f"{precision:<6}{limits.weight_bytes / 1e6:.0f} MB of weights; this machine reads {limits.read_gb_per_s:.1f} GB/s ({limits.read_by}) "
+            f"and computes {limits.gflop_per_s:.0f} GFLOP/s ({limits.gflop_by})"
         )
         results[precision] = measure(arguments.model, precision, workloads, arguments.rounds, limits)
     if _drawn(results, arguments.plot, arguments.model):

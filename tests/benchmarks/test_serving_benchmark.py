@@ -42,17 +42,17 @@ def test_a_name_that_no_workload_has_is_named() -> None:
 
 
 def test_bounds_read_weights_once_a_step_or_multiply_every_row() -> None:
-    limits = Limits(10.0, "", 100.0, "")
+    limits = Limits(10.0, "", 100.0, "", weight_bytes=134e6 * 2)
     one, many = chosen("w1c1,w1c32")
     reading_s, multiplying_s = 134e6 * 2 / 10e9, 32 * 2 * 134e6 / 100e9
-    assert limits.decode_s(SIZE, "f16", 1) == pytest.approx(reading_s)
-    assert limits.decode_s(SIZE, "f16", 32) == pytest.approx(multiplying_s)
+    assert limits.decode_s(SIZE, 1) == pytest.approx(reading_s)
+    assert limits.decode_s(SIZE, 32) == pytest.approx(multiplying_s)
     prompt_s = 2 * (128 * 106e6 + 28e6) / 100e9
-    assert limits.tokens_per_s(SIZE, "f16", one) == pytest.approx(128 / (prompt_s + 127 * reading_s))
-    assert (limits.binding(SIZE, "f16", one), limits.binding(SIZE, "f16", many)) == ("reading", "multiplying")
+    assert limits.tokens_per_s(SIZE, one) == pytest.approx(128 / (prompt_s + 127 * reading_s))
+    assert (limits.binding(SIZE, one), limits.binding(SIZE, many)) == ("reading", "multiplying")
     (prompts,) = chosen("w2")
-    assert limits.decode_s(SIZE, "f16", prompts.requests) == pytest.approx(reading_s), "its few decodes read"
-    assert limits.binding(SIZE, "f16", prompts) == "multiplying", "but most of it is prompts"
+    assert limits.decode_s(SIZE, prompts.requests) == pytest.approx(reading_s), "its few decodes read"
+    assert limits.binding(SIZE, prompts) == "multiplying", "but most of it is prompts"
 
 
 def test_a_shared_prefix_is_computed_once_and_a_cached_one_never() -> None:
