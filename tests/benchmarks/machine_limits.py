@@ -96,7 +96,7 @@ def measured_limits(model: str, precision: str) -> Limits:
     kernels = own_kernels(precision, threads)
     if kernels is not None:
         load_model(open_model(model), kernels)
-        weight_bytes = kernels.packed_bytes
+        weight_bytes = weights * kernels.packed_bytes / kernels.packed_numbers
         large, row = _packed(kernels, weights // SQUARE), torch.randn(1, SQUARE)
         reads["our kernel"] = large.nbytes / _best_s(lambda: large(row, None))
         del large
@@ -122,11 +122,12 @@ def _torch_products(precision: str) -> dict[str, Callable[[], torch.Tensor]]:
 class WeighingKernels(CpuKernels):
     """Count what they pack."""
 
-    packed_bytes = 0
+    packed_bytes = packed_numbers = 0
 
     def pack_table(self, weight: torch.Tensor) -> PackedWeight:
         packed = super().pack_table(weight)
         self.packed_bytes += packed.nbytes
+        self.packed_numbers += weight.numel()
         return packed
 
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model_worker.kernels.cpu.library import CpuLibrary, MatrixView, cpu_library
+from model_worker.kernels.cpu.library import KIND, CpuLibrary, MatrixView, WeightView, cpu_library
 from model_worker.kernels.cpu.packed_weight import PackedWeight
+from model_worker.kernels.cpu.weight_memory import PIECE_BYTES, WeightMemory
 
 DTYPES = (torch.float32, torch.bfloat16)
 ROWS = (1, 2, 7, 12, 13, 25, 49, 300)
@@ -25,8 +26,8 @@ class PlainLibrary:
     def __getattr__(self, name: str) -> object:
         return getattr(self._library, name)
 
-    def smallest(self, _: MatrixView, kind: int) -> int:
-        return kind
+    def pack(self, matrix: MatrixView, to: WeightView) -> bool:
+        return to.kind in KIND.values() and self._library.pack(matrix, to)
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids="threads{}".format)
@@ -141,3 +142,14 @@ def test_any_bits_come_back(numbers: list[int], kept: int, shape: tuple[int, int
     assert same(compact.rows(torch.arange(shape[0])), weight) and compact.nbytes <= plain.nbytes
     compact, plain = pair(library, weight, torch.bfloat16)
     assert same(compact.rows(torch.arange(shape[0])), plain.rows(torch.arange(shape[0])))
+
+
+def test_memory_that_is_given_back_is_taken_next() -> None:
+    memory = WeightMemory()
+    first = memory.take(100)
+    second = memory.take(PIECE_BYTES)
+    memory.give_back(second)
+    third = memory.take(64)
+    assert third.data_ptr() == second.data_ptr() != first.data_ptr()
+    with pytest.raises(AssertionError, match="something else"):
+        memory.give_back(second[64:])

@@ -93,12 +93,14 @@ class WantedView(Structure):
 
 
 KIND = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
-"""`tessera::Kind`, of a weight or a cache; int8 is 8 bits with scales. Weights have more of them, see `CpuLibrary.smallest`."""
+"""`tessera::Kind`, of a weight or a cache; int8 is 8 bits with scales."""
+
+KINDS = {torch.float32: (4, 5, 0), torch.float16: (1,), torch.bfloat16: (6, 2), torch.int8: (3,)}
+"""The kinds that keep such a weight's numbers, the smallest first; the last one can keep any."""
 
 _CACHE, _BATCH, _WEIGHT, _MATRIX = POINTER(CacheView), POINTER(BatchView), POINTER(WeightView), POINTER(MatrixView)
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "pack": (_MATRIX, _WEIGHT),
     "multiply": (_WEIGHT, _P, _L, _I, _P),
     "gather": (_WEIGHT, _P, _I, _P),
     "rms_norm": (_P, _P, _P, _P, _F, _P, _I, _I),
@@ -129,10 +131,10 @@ class CpuLibrary:
         self.memory = WeightMemory()
         self._weight_bytes = self._library.tessera_weight_bytes
         self._weight_bytes.argtypes, self._weight_bytes.restype = (_I, _I, _I), _L
-        self._smallest = self._library.tessera_smallest
-        self._smallest.argtypes, self._smallest.restype = (_P, _MATRIX, _I), _I
+        self._pack = self._library.tessera_pack
+        self._pack.argtypes, self._pack.restype = (_P, _MATRIX, _WEIGHT), _I
         plain = {name: self._bound(name, signature) for name, signature in _SIGNATURES.items()}
-        self.pack, self.multiply, self.gather = plain["pack"], plain["multiply"], plain["gather"]
+        self.multiply, self.gather = plain["multiply"], plain["gather"]
         self.rms_norm, self.silu_and_mul = plain["rms_norm"], plain["silu_and_mul"]
         self.run_layers = plain["run_layers"]
         self._typed = {
@@ -156,10 +158,9 @@ class CpuLibrary:
         size: int = self._weight_bytes(kind, out, inner)
         return size
 
-    def smallest(self, matrix: MatrixView, kind: int) -> int:
-        """The kind that holds the same numbers as `kind` does, bit for bit, in the fewest bytes. Reads all of them."""
-        smallest: int = self._smallest(self._team, byref(matrix), kind)
-        return smallest
+    def pack(self, matrix: MatrixView, to: WeightView) -> bool:
+        """Fill a weight. False: its kind, one of those that come before a plain one (see `KINDS`), cannot keep these numbers."""
+        return bool(self._pack(self._team, byref(matrix), byref(to)))
 
     def _bound(self, name: str, signature: tuple[Any, ...]) -> Any:
         function, team = getattr(self._library, f"tessera_{name}"), self._team

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from model_worker.kernels.cpu.library import KIND, CpuLibrary, MatrixView, WeightView, address, view_of
+from model_worker.kernels.cpu.library import KINDS, CpuLibrary, MatrixView, WeightView, address, view_of
 from model_worker.kernels.interface import Table
 
 
@@ -13,8 +13,8 @@ class PackedWeight(Table):
 
     - float32 and float16 are multiplied by inputs in float32.
     - bfloat16: where the processor has such products, inputs are rounded to bfloat16 as well.
-    - float32 and bfloat16 are kept in fewer bits where these say the same, see `source/compact.hpp`: bfloat16 in 12.5, float32 in 20.5, or in 12.5 if it was made
-      from bfloat16. No number changes.
+    - float32 and bfloat16 are kept in fewer bits where these say the same (see `source/compact.hpp`): bfloat16 in 12.5; float32 in 12.5 or 20.5 where its lowest
+      two bytes or one are zero throughout. No number changes.
     - int8: groups of 32 numbers of a row have a scale each, 8.5 bits a number in all. Inputs are quantized in the same way, each row by itself, and
       products summed in integers within a group.
     """
@@ -23,10 +23,13 @@ class PackedWeight(Table):
         self._library = library
         self._out, self._in = weight.shape
         matrix = MatrixView(address(weight), *weight.shape, *weight.stride())
-        self._kind = library.smallest(matrix, KIND[dtype])
-        self._data = library.memory.take(library.weight_bytes(self._kind, *weight.shape))
-        self._view = view_of(self.view(None))
-        library.pack(view_of(matrix), self._view)
+        for self._kind in KINDS[dtype]:
+            self._data = library.memory.take(library.weight_bytes(self._kind, *weight.shape))
+            view = self.view(None)
+            if library.pack(matrix, view):
+                break
+            library.memory.give_back(self._data)
+        self._view = view_of(view)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         rows = x.shape[0]

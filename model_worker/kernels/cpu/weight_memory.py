@@ -16,14 +16,21 @@ class WeightMemory:
 
     def __init__(self) -> None:
         self._rest = torch.empty(0, dtype=torch.uint8)  # of the present piece
+        self._before = self._rest  # the last one was taken
 
     def take(self, size: int) -> Tensor:
-        """uint8 `[size]`, zero, from the start of a cache line."""
+        """uint8 `[size]`, from the start of a cache line."""
         whole = -(-size // CACHE_LINE) * CACHE_LINE
         if whole > len(self._rest):
             self._rest = _piece(max(whole, PIECE_BYTES))
+        self._before = self._rest
         taken, self._rest = self._rest[:size], self._rest[whole:]
         return taken
+
+    def give_back(self, taken: Tensor) -> None:
+        """What was taken last."""
+        assert taken.data_ptr() == self._before.data_ptr(), "something else was taken since"
+        self._rest = self._before
 
 
 def _piece(size: int) -> Tensor:

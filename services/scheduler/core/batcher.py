@@ -104,7 +104,8 @@ class Batcher:
 
     def _pace(self, step: "_Step", num_joined: int = 0) -> None:
         """Where decodes would wait for a prompt that came after their first token, leave this step only as many positions as are expected to
-        take `itl_target_ms`, less the `num_joined` of prompts that it is computed with. Prompts that came before it are not held back: of a burst, those who are answered first wait for the rest."""
+        take `itl_target_ms`, less the `num_joined` of prompts that it is computed with. Prompts that came before it are not held back: of a burst,
+        those who are answered first wait for the rest."""
         target_us = 1000 * self._config.itl_target_ms
         if not target_us or not self._config.enable_chunked_prefill:
             return

@@ -16,10 +16,7 @@ TESSERA_API void tessera_team_delete(Team* team) { delete team; }
 
 TESSERA_API int64_t tessera_weight_bytes(int kind, int out, int in) { return static_cast<int64_t>(bytes_of(static_cast<Kind>(kind), out, in)); }
 
-// Which kind holds these numbers, as `kind` has them, in the fewest bytes.
-TESSERA_API int tessera_smallest(Team* team, const Matrix* from, int kind) { return static_cast<int>(smallest(*team, *from, static_cast<Kind>(kind))); }
-
-TESSERA_API void tessera_pack(Team* team, const Matrix* from, const Weight* to) { pack(*team, *from, *to); }
+TESSERA_API int tessera_pack(Team* team, const Matrix* from, const Weight* to) { return pack(*team, *from, *to); }
 
 TESSERA_API void tessera_gather(Team* team, const Weight* weight, const int64_t* ids, int count, float* to) {
   gather(*team, *weight, ids, count, to);

@@ -6,9 +6,7 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <numeric>
 
 #include "kinds.hpp"
 
@@ -60,96 +58,112 @@ struct Compact {
       ahead.template step<PAIR_BYTES>();
       const Bytes codes = load_bytes(from);
       std::byte* weights = to + k * PANEL * SIZE;
-      store_group(look_up(table, lower_halves(codes)), from + GROUP, weights);
+      store_group(look_up(table, codes & 15), from + GROUP, weights);
       store_group(look_up(table, upper_halves(codes)), from + GROUP * (1 + RAW), weights + GROUP * SIZE);
       for (; patch < header.patches && header.at[patch] < (k + INPUTS) * PANEL * SIZE; ++patch) to[header.at[patch]] = std::byte{header.top[patch]};
       use(weights, k);
     }
   }
 
-  // Whether a line of [LINE, PANEL] numbers can be kept like this.
-  static bool fits(const float* from) {
-    std::byte plain[K::LINE_BYTES];
+  // Returns whether the line can be kept like this; where not, what was written is nothing.
+  static bool pack(const float* from, std::byte* to) {
+    alignas(CACHE_LINE) std::byte plain[K::LINE_BYTES];
     K::pack(from, plain);
-    for (std::size_t at = 0; at < K::LINE_BYTES; at += SIZE)
-      for (int byte = 0; byte < SIZE - 1 - RAW; ++byte)
-        if (plain[at + byte] != std::byte{}) return false;
-    return Tops(plain).others <= PATCHES;
-  }
-
-  // Of a line that fits.
-  static void pack(const float* from, std::byte* to) {
-    std::byte plain[K::LINE_BYTES];
-    K::pack(from, plain);
-    const Tops tops(plain);
-    Header header{};
-    for (int code = 0; code < CODES; ++code) header.tops[code] = tops.of(code);
-    std::memset(to, 0, LINE_BYTES);
-    for (int number = 0; number < LINE * PANEL; ++number) {
-      const std::byte* bytes = plain + number * SIZE;
-      const uint8_t top = static_cast<uint8_t>(bytes[SIZE - 1]);
-      const int code = tops.code_of(top), group = number / GROUP, place = place_of(number % GROUP);
-      std::byte* pair = to + HEADER_BYTES + group / 2 * PAIR_BYTES;
-      if (code == CODES) {
-        header.at[header.patches] = static_cast<uint16_t>(number * SIZE + SIZE - 1);
-        header.top[header.patches++] = top;
-      } else {
-        pair[place] |= static_cast<std::byte>(code << group % 2 * 4);
+    Header header = with_tops(plain);
+    Bytes lost{};  // whatever is not kept of any number
+    std::byte* at = to + HEADER_BYTES;
+    for (int k = 0; k < LINE; k += INPUTS, at += PAIR_BYTES) {
+      Bytes codes[2];
+      for (int group = 0; group < 2; ++group) {
+        const int first = k * PANEL + group * GROUP;
+        const std::byte* numbers = plain + first * SIZE;
+        codes[group] = codes_of(byte_of(numbers, SIZE - 1), header, first);
+        for (int byte = 0; byte < SIZE - 1; ++byte) {
+          const Bytes lower = byte_of(numbers, SIZE - 2 - byte);
+          if (byte < RAW) store_bytes(at + GROUP * (1 + group * RAW + byte), lower);
+          else lost |= lower;
+        }
       }
-      for (int raw = 0; raw < RAW; ++raw) pair[GROUP * (1 + group % 2 * RAW + raw) + place] = bytes[SIZE - 2 - raw];
+      store_bytes(at, codes[0] | codes[1] << 4);
     }
     std::memcpy(to, &header, sizeof header);
+    return header.patches <= PATCHES && !is_any(lost);
   }
 
-  static float unpack(const std::byte* line, int k, int column) {
-    std::byte plain[K::LINE_BYTES];
+  static void unpack(const std::byte* line, int column, int count, float* to) {
+    alignas(CACHE_LINE) std::byte plain[K::LINE_BYTES];
     Nothing ahead;
     expand(line, plain, ahead, [](const std::byte*, int) {});
-    return K::unpack(plain, k, column);
+    K::unpack(plain, column, count, to);
   }
 
  private:
   static constexpr int SIZE = sizeof(typename K::Number), GROUP = sizeof(Bytes);
   static constexpr int PAIR_BYTES = GROUP * (1 + 2 * RAW), INPUTS = 2 * GROUP / PANEL;  // of two groups
-  static constexpr int CODES = 16;  // the upper half of them with the sign
+  static constexpr int CODES = 16, SIGNED = CODES / 2;  // from this one on with the sign
   static constexpr int PATCHES = (HEADER_BYTES - CODES - 1) / 3;
 
   struct Header {
     uint8_t tops[CODES];
     uint16_t at[PATCHES];  // bytes of the plain line
     uint8_t top[PATCHES];
-    uint8_t patches;
+    uint8_t patches;  // how many there are
   };
   static_assert(sizeof(Header) <= HEADER_BYTES && sizeof(Bytes) == 2 * PANEL);
 
-  // The most frequent top bytes of a line, but for the sign.
-  struct Tops {
-    explicit Tops(const std::byte* plain) {
-      std::array<int, 128> counts{}, order;
-      for (std::size_t at = SIZE - 1; at < K::LINE_BYTES; at += SIZE) ++counts[static_cast<int>(plain[at]) & 127];
-      std::iota(order.begin(), order.end(), 0);
-      std::partial_sort(order.begin(), order.begin() + CODES / 2, order.end(), [&](int a, int b) { return counts[a] > counts[b]; });
-      others = LINE * PANEL;
-      codes.fill(CODES);
-      for (int code = 0; code < CODES / 2; ++code) {
-        frequent[code] = static_cast<uint8_t>(order[code]);
-        codes[order[code]] = code;
-        others -= counts[order[code]];
-      }
+  // That of a line without patches: its most frequent top bytes, without the sign and with it.
+  static Header with_tops(const std::byte* plain) {
+    int counts[4][128] = {};  // by turns, since counting the same one twice in a row takes as long as five others
+    for (int number = 0; number < LINE * PANEL; ++number) ++counts[number % 4][static_cast<int>(plain[number * SIZE + SIZE - 1]) & 127];
+    for (int top = 0; top < 128; ++top) counts[0][top] += counts[1][top] + counts[2][top] + counts[3][top];
+    Header header{};
+    for (int code = 0; code < SIGNED; ++code) {
+      int* most = std::max_element(counts[0], counts[0] + 128);
+      header.tops[code] = static_cast<uint8_t>(most - counts[0]);
+      header.tops[SIGNED + code] = header.tops[code] | 128;
+      *most = -1;
     }
-    uint8_t of(int code) const { return frequent[code % 8] | (code >= 8) << 7; }
-    int code_of(uint8_t top) const { return codes[top & 127] == CODES ? CODES : codes[top & 127] | top >> 7 << 3; }
+    return header;
+  }
 
-    std::array<uint8_t, CODES / 2> frequent;
-    std::array<int, 128> codes;
-    int others;  // numbers without a code
-  };
+  // Of the top bytes of a group, whose numbers are those from `first` on. What has no code is patched: it is counted, and noted while there is room.
+  static Bytes codes_of(Bytes tops, Header& header, int first) {
+    Bytes codes = (tops & 128) / uint8_t{128 / SIGNED}, found{};
+    for (uint8_t code = 0; code < SIGNED; ++code) {
+      const Bytes is_this = (Bytes)((tops & 127) == header.tops[code]);
+      codes |= is_this & code;
+      found |= is_this;
+    }
+    if (!is_any(~found)) return codes;
+    for (int at = 0; at < GROUP; ++at) {
+      const int place = place_of(at);
+      if (found[place]) continue;
+      if (header.patches < PATCHES) {
+        header.at[header.patches] = static_cast<uint16_t>((first + at) * SIZE + SIZE - 1);
+        header.top[header.patches] = tops[place];
+      }
+      header.patches = static_cast<uint8_t>(std::min(header.patches + 1, PATCHES + 1));
+    }
+    return codes;
+  }
 
   // Where the number `at` of a group lies in it. A lane of 16 bytes becomes SIZE vectors' lanes of 16 / SIZE numbers each.
   static int place_of(int at) {
     constexpr int LANES = GROUP / 16, OF_LANE = 16 / SIZE;
     const int vector = at / (LANES * OF_LANE), lane = at / OF_LANE % LANES;
     return lane * 16 + vector * OF_LANE + at % OF_LANE;
+  }
+
+  // Byte `byte` of each number of a group, in their places.
+  static Bytes byte_of(const std::byte* numbers, int byte) {
+    const auto vector = [&](int which) { return load_bytes(numbers + which * GROUP); };
+    if constexpr (SIZE == 2) {
+      const auto part = [&](int which) { return (Pairs)vector(which) >> 8 * byte & 255; };
+      return narrowed(part(0), part(1));
+    } else {
+      const auto part = [&](int which) { return (Quads)vector(which) >> 8 * byte & 255; };
+      return narrowed(narrowed(part(0), part(1)), narrowed(part(2), part(3)));
+    }
   }
 
   // The numbers with these top bytes.

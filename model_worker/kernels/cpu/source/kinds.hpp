@@ -5,9 +5,10 @@
 //   LINE_BYTES, ROW_BYTES       of a line of a panel, and of a line of one row of inputs
 //   put(from, line, row, rows)  LINE numbers as line of row `row` of a tile of `rows`; `line` is where the tile's line begins
 //   add<R>(x, panel, lines, sums, ahead)  adds the products of R rows with a panel; each row's sum goes in the order of its inputs, whatever R is
-//   pack(from, to), unpack(line, k, column)  a line from [LINE, PANEL] numbers, and one of its numbers
-//   Plain, Source               the kind itself, and where a panel's lines are
-// and those of one size for each number
+//   pack(from, to)              a line from [LINE, PANEL] numbers; false: they cannot be kept like this
+//   unpack(line, column, count, to)  the first `count` of one of its columns
+//   Plain, Source               the kind itself, and what tells `add` where a panel's lines are: here `panel` is their address
+// and those that keep numbers of type Number as they are, one behind the other
 //   SOME, add_some<R>(line of x, weights, k, sums)  the products of SOME inputs from `k` on with their weights [SOME, PANEL], as `add` does all
 #pragma once
 
@@ -112,11 +113,14 @@ struct ByFloats {
     }
   }
 
-  static void pack(const float* from, std::byte* to) {
+  static bool pack(const float* from, std::byte* to) {
     for (int at = 0; at < LINE * PANEL; ++at) store_one(reinterpret_cast<W*>(to) + at, from[at]);
+    return true;
   }
 
-  static float unpack(const std::byte* line, int k, int column) { return load_one(reinterpret_cast<const W*>(line) + k * PANEL + column); }
+  static void unpack(const std::byte* line, int column, int count, float* to) {
+    for (int k = 0; k < count; ++k) to[k] = load_one(reinterpret_cast<const W*>(line) + k * PANEL + column);
+  }
 };
 
 #if defined(__AVX512BF16__)
@@ -160,12 +164,15 @@ struct BrainsByBrains {
     }
   }
 
-  static void pack(const float* from, std::byte* to) {
+  static bool pack(const float* from, std::byte* to) {
     for (int k = 0; k < LINE; ++k)
       for (int column = 0; column < PANEL; ++column) store_one(brain(to, k, column), from[k * PANEL + column]);
+    return true;
   }
 
-  static float unpack(const std::byte* line, int k, int column) { return load_one(brain(const_cast<std::byte*>(line), k, column)); }
+  static void unpack(const std::byte* line, int column, int count, float* to) {
+    for (int k = 0; k < count; ++k) to[k] = load_one(brain(const_cast<std::byte*>(line), k, column));
+  }
 
  private:
   static Brain* brain(std::byte* line, int k, int column) { return reinterpret_cast<Brain*>(line) + (k / 2 * PANEL + column) * 2 + k % 2; }
@@ -225,7 +232,7 @@ struct BytesByBytes {
     }
   }
 
-  static void pack(const float* from, std::byte* to) {
+  static bool pack(const float* from, std::byte* to) {
     Half* scales = reinterpret_cast<Half*>(to + VALUES_BYTES);
     for (int column = 0; column < PANEL; ++column) {
       float numbers[LINE];
@@ -237,11 +244,12 @@ struct BytesByBytes {
       quantize(numbers, std::isfinite(inverse) ? inverse : 0.0f, values);
       for (int k = 0; k < LINE; ++k) to[(k / 4 * PANEL + column) * 4 + k % 4] = static_cast<std::byte>(values[k] + 128);
     }
+    return true;
   }
 
-  static float unpack(const std::byte* line, int k, int column) {
-    const int value = static_cast<int>(line[(k / 4 * PANEL + column) * 4 + k % 4]) - 128;
-    return static_cast<float>(value) * load_one(reinterpret_cast<const Half*>(line + VALUES_BYTES) + column);
+  static void unpack(const std::byte* line, int column, int count, float* to) {
+    const float scale = load_one(reinterpret_cast<const Half*>(line + VALUES_BYTES) + column);
+    for (int k = 0; k < count; ++k) to[k] = static_cast<float>(static_cast<int>(line[(k / 4 * PANEL + column) * 4 + k % 4]) - 128) * scale;
   }
 
  private:

@@ -85,7 +85,7 @@ class Strip {
   template <typename TargetOf>
   void multiply(const std::byte* panel, const std::byte* next, const TargetOf& target) const {
     if (count_ == 1) {
-      add_lines_of<K>(rows(0), x(0, 0), source(panel, 1), lines_, Onward(next, lines_), sums_, true);
+      add_lines_of<K>(rows(0), x(0, 0), source(panel), lines_, Onward(next, lines_), sums_, true);
       finish_tile(0, sums_, target);
     } else if (count_ <= FEW) {
       in_blocks(panel, next, target);
@@ -130,13 +130,13 @@ class Strip {
     }
   }
 
-  // Lines of a panel. Those that are not plain come out while the first tile is multiplied; with more than one, that is for the other tiles.
-  static typename K::Source source(const std::byte* lines, int kept) {
+  // Lines of a panel; of those that are not plain, `kept` stay for further tiles when they have come out for the first.
+  static typename K::Source source(const std::byte* lines, int kept = 0) {
     if constexpr (IS_PLAIN) {
       return lines;
     } else {
-      plain_.resize(std::max(plain_.size(), kept * Plain::LINE_BYTES / CACHE_LINE));
-      return {lines, plain_.data()->bytes, kept > 1};
+      plain_.resize(std::max(plain_.size(), std::max(kept, 1) * Plain::LINE_BYTES / CACHE_LINE));
+      return {lines, plain_.data()->bytes, kept > 0};
     }
   }
 
@@ -201,39 +201,23 @@ struct Numbers {
   float all[LINE * PANEL] = {};
 };
 
-// Whether every line can be of a kind that is not plain.
-bool fits(Team& team, const Matrix& from, Kind kind) {
-  std::atomic<bool> does{true};
-  with_kind(kind, [&]<typename K>(K) {
-    if constexpr (!std::is_same_v<K, typename K::Plain>)
-      team.run(panels_of(from.out), [&](int panel) {
-        for (int line = 0; line < lines_of(from.in) && does; ++line)
-          if (!K::fits(Numbers(from, panel, line).all)) does = false;
-      });
-  });
-  return does;
-}
-
 }  // namespace
 
 std::size_t bytes_of(Kind kind, int out, int in) {
   return with_kind(kind, [&]<typename K>(K) { return std::size_t(panels_of(out)) * lines_of(in) * K::LINE_BYTES; });
 }
 
-Kind smallest(Team& team, const Matrix& from, Kind kind) {
-  for (const Kind candidate : {Kind::BF16_IN_12, Kind::F32_IN_12, Kind::F32_IN_20})
-    if (plain_of(candidate) == kind && fits(team, from, candidate)) return candidate;
-  return kind;
-}
-
-void pack(Team& team, const Matrix& from, const Weight& to) {
+bool pack(Team& team, const Matrix& from, const Weight& to) {
+  std::atomic<bool> fits{true};
   with_kind(to.kind, [&]<typename K>(K) {
     const int lines = lines_of(from.in);
     team.run(panels_of(from.out), [&](int panel) {
       std::byte* target = to.data + std::ptrdiff_t{panel} * lines * K::LINE_BYTES;
-      for (int line = 0; line < lines; ++line, target += K::LINE_BYTES) K::pack(Numbers(from, panel, line).all, target);
+      for (int line = 0; line < lines && fits; ++line, target += K::LINE_BYTES)
+        if (!K::pack(Numbers(from, panel, line).all, target)) fits = false;
     });
   });
+  return fits;
 }
 
 void multiply(Team& team, const Inputs& x, const Weight& weight, float* y, std::ptrdiff_t y_stride, Into into) {
@@ -292,8 +276,8 @@ void gather(Team& team, const Weight& weight, const int64_t* ids, int count, flo
     team.run(count, [&](int at) {
       const std::byte* panel = weight.data + ids[at] / PANEL * lines_of(weight.in) * K::LINE_BYTES;
       const int column = static_cast<int>(ids[at] % PANEL);
-      for (int k = 0; k < weight.in; ++k)
-        to[std::ptrdiff_t{at} * weight.in + k] = K::unpack(panel + k / LINE * K::LINE_BYTES, k % LINE, column);
+      float* row = to + std::ptrdiff_t{at} * weight.in;
+      for (int k = 0; k < weight.in; k += LINE, panel += K::LINE_BYTES) K::unpack(panel, column, std::min(LINE, weight.in - k), row + k);
     });
   });
 }

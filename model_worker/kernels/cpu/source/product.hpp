@@ -15,11 +15,8 @@ struct Matrix {
   std::ptrdiff_t out_stride, in_stride;
 };
 
-// The smallest kind that keeps the same numbers as `kind` does.
-Kind smallest(Team& team, const Matrix& from, Kind kind);
-
-// Fills `to.data`, of bytes_of(...) bytes.
-void pack(Team& team, const Matrix& from, const Weight& to);
+// Fills `to.data`, of bytes_of(...) bytes. Returns whether the kind can keep these numbers; any plain one can.
+bool pack(Team& team, const Matrix& from, const Weight& to);
 
 // What becomes of a product: it takes the place of y, or is added to it.
 enum class Into { PLACE, SUM };
@@ -28,7 +25,7 @@ enum class Into { PLACE, SUM };
 void multiply(Team& team, const Inputs& x, const Weight& weight, float* y, std::ptrdiff_t y_stride, Into into = Into::PLACE);
 
 // The same for weights whose outputs are gates, [0, out / 2), and what they are for: silu(gate) * that, as inputs of a product with weights of the same
-// kind. out / 2 is a multiple of LINE.
+// plain kind. out / 2 is a multiple of LINE.
 void multiply_gated(Team& team, const Inputs& x, const Weight& weight, Inputs& to);
 
 // Rows `ids` [count] of a weight into `to` [count, in].

@@ -111,31 +111,36 @@ inline bool has_nan(Vec value) {
 
 inline Vec magnitude(Vec value) { return (Vec)((IntVec)value & 0x7fffffff); }
 
-// As many bytes as a vector has. What is interleaved or looked up stays within its lane of 16 bytes.
+// As many bytes as a vector has. What is interleaved, narrowed or looked up stays within its lane of 16 bytes.
+typedef uint8_t Bytes __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t Pairs __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t Quads __attribute__((vector_size(4 * WIDTH)));
 #if defined(__AVX512F__)
-using Bytes = __m512i;
-inline Bytes load_bytes(const void* from) { return _mm512_loadu_si512(from); }
-inline void store_bytes(void* to, Bytes value) { _mm512_storeu_si512(to, value); }
-inline Bytes in_each_lane(const uint8_t (&from)[16]) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)from)); }
-inline Bytes look_up(Bytes table, Bytes codes) { return _mm512_shuffle_epi8(table, codes); }
-inline Bytes lower_halves(Bytes value) { return _mm512_and_si512(value, _mm512_set1_epi8(15)); }
-inline Bytes upper_halves(Bytes value) { return lower_halves(_mm512_srli_epi16(value, 4)); }
-inline Bytes interleave_lower(Bytes even, Bytes odd) { return _mm512_unpacklo_epi8(even, odd); }
-inline Bytes interleave_upper(Bytes even, Bytes odd) { return _mm512_unpackhi_epi8(even, odd); }
-inline Bytes interleave_lower_pairs(Bytes even, Bytes odd) { return _mm512_unpacklo_epi16(even, odd); }
-inline Bytes interleave_upper_pairs(Bytes even, Bytes odd) { return _mm512_unpackhi_epi16(even, odd); }
+inline Bytes load_bytes(const void* from) { return (Bytes)_mm512_loadu_si512(from); }
+inline void store_bytes(void* to, Bytes value) { _mm512_storeu_si512(to, (__m512i)value); }
+inline Bytes in_each_lane(const uint8_t (&from)[16]) { return (Bytes)_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)from)); }
+inline Bytes look_up(Bytes table, Bytes codes) { return (Bytes)_mm512_shuffle_epi8((__m512i)table, (__m512i)codes); }
+inline Bytes upper_halves(Bytes value) { return (Bytes)_mm512_srli_epi16((__m512i)value, 4) & 15; }
+inline Bytes interleave_lower(Bytes even, Bytes odd) { return (Bytes)_mm512_unpacklo_epi8((__m512i)even, (__m512i)odd); }
+inline Bytes interleave_upper(Bytes even, Bytes odd) { return (Bytes)_mm512_unpackhi_epi8((__m512i)even, (__m512i)odd); }
+inline Bytes interleave_lower_pairs(Bytes even, Bytes odd) { return (Bytes)_mm512_unpacklo_epi16((__m512i)even, (__m512i)odd); }
+inline Bytes interleave_upper_pairs(Bytes even, Bytes odd) { return (Bytes)_mm512_unpackhi_epi16((__m512i)even, (__m512i)odd); }
+inline Bytes narrowed(Pairs first, Pairs second) { return (Bytes)_mm512_packus_epi16((__m512i)first, (__m512i)second); }  // of numbers below 256
+inline Pairs narrowed(Quads first, Quads second) { return (Pairs)_mm512_packus_epi32((__m512i)first, (__m512i)second); }
+inline bool is_any(Bytes value) { return _mm512_test_epi32_mask((__m512i)value, (__m512i)value) != 0; }
 #else
-using Bytes = __m256i;
-inline Bytes load_bytes(const void* from) { return _mm256_loadu_si256((const __m256i*)from); }
-inline void store_bytes(void* to, Bytes value) { _mm256_storeu_si256((__m256i*)to, value); }
-inline Bytes in_each_lane(const uint8_t (&from)[16]) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)from)); }
-inline Bytes look_up(Bytes table, Bytes codes) { return _mm256_shuffle_epi8(table, codes); }
-inline Bytes lower_halves(Bytes value) { return _mm256_and_si256(value, _mm256_set1_epi8(15)); }
-inline Bytes upper_halves(Bytes value) { return lower_halves(_mm256_srli_epi16(value, 4)); }
-inline Bytes interleave_lower(Bytes even, Bytes odd) { return _mm256_unpacklo_epi8(even, odd); }
-inline Bytes interleave_upper(Bytes even, Bytes odd) { return _mm256_unpackhi_epi8(even, odd); }
-inline Bytes interleave_lower_pairs(Bytes even, Bytes odd) { return _mm256_unpacklo_epi16(even, odd); }
-inline Bytes interleave_upper_pairs(Bytes even, Bytes odd) { return _mm256_unpackhi_epi16(even, odd); }
+inline Bytes load_bytes(const void* from) { return (Bytes)_mm256_loadu_si256((const __m256i*)from); }
+inline void store_bytes(void* to, Bytes value) { _mm256_storeu_si256((__m256i*)to, (__m256i)value); }
+inline Bytes in_each_lane(const uint8_t (&from)[16]) { return (Bytes)_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)from)); }
+inline Bytes look_up(Bytes table, Bytes codes) { return (Bytes)_mm256_shuffle_epi8((__m256i)table, (__m256i)codes); }
+inline Bytes upper_halves(Bytes value) { return (Bytes)_mm256_srli_epi16((__m256i)value, 4) & 15; }
+inline Bytes interleave_lower(Bytes even, Bytes odd) { return (Bytes)_mm256_unpacklo_epi8((__m256i)even, (__m256i)odd); }
+inline Bytes interleave_upper(Bytes even, Bytes odd) { return (Bytes)_mm256_unpackhi_epi8((__m256i)even, (__m256i)odd); }
+inline Bytes interleave_lower_pairs(Bytes even, Bytes odd) { return (Bytes)_mm256_unpacklo_epi16((__m256i)even, (__m256i)odd); }
+inline Bytes interleave_upper_pairs(Bytes even, Bytes odd) { return (Bytes)_mm256_unpackhi_epi16((__m256i)even, (__m256i)odd); }
+inline Bytes narrowed(Pairs first, Pairs second) { return (Bytes)_mm256_packus_epi16((__m256i)first, (__m256i)second); }
+inline Pairs narrowed(Quads first, Quads second) { return (Pairs)_mm256_packus_epi32((__m256i)first, (__m256i)second); }
+inline bool is_any(Bytes value) { return !_mm256_testz_si256((__m256i)value, (__m256i)value); }
 #endif
 
 // exp to about one unit in the last place: 2^n * e^r with |r| <= ln(2) / 2, e^r by Cephes' polynomial (expf.c). Of NaN it is NaN, of what is too small
