@@ -10,7 +10,6 @@ from torch import Tensor
 
 from model_worker.kernels.cpu.library import KIND, CpuLibrary, MatrixView, WeightView, cpu_library
 from model_worker.kernels.cpu.packed_weight import PackedWeight
-from model_worker.kernels.cpu.weight_memory import PIECE_BYTES, WeightMemory
 
 DTYPES = (torch.float32, torch.bfloat16)
 ROWS = (1, 2, 7, 12, 13, 25, 49, 300)
@@ -142,14 +141,3 @@ def test_any_bits_come_back(numbers: list[int], kept: int, shape: tuple[int, int
     assert same(compact.rows(torch.arange(shape[0])), weight) and compact.nbytes <= plain.nbytes
     compact, plain = pair(library, weight, torch.bfloat16)
     assert same(compact.rows(torch.arange(shape[0])), plain.rows(torch.arange(shape[0])))
-
-
-def test_memory_that_is_given_back_is_taken_next() -> None:
-    memory = WeightMemory()
-    first = memory.take(100)
-    second = memory.take(PIECE_BYTES)
-    memory.give_back(second)
-    third = memory.take(64)
-    assert third.data_ptr() == second.data_ptr() != first.data_ptr()
-    with pytest.raises(AssertionError, match="something else"):
-        memory.give_back(second[64:])

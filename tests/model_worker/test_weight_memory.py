@@ -1,5 +1,6 @@
 """Where packed weights lie."""
 
+import pytest
 import torch
 
 from model_worker.kernels.cpu.weight_memory import CACHE_LINE, PIECE_BYTES, WeightMemory
@@ -27,3 +28,14 @@ def test_a_weight_lies_in_one_piece_however_large_it_is() -> None:
 def test_memory_outlives_whoever_cut_it() -> None:
     taken = WeightMemory().take(100)
     assert torch.equal(taken.fill_(7), torch.full((100,), 7, dtype=torch.uint8))
+
+
+def test_memory_that_is_given_back_is_taken_next() -> None:
+    memory = WeightMemory()
+    first = memory.take(100)
+    second = memory.take(PIECE_BYTES)
+    memory.give_back(second)
+    third = memory.take(64)
+    assert third.data_ptr() == second.data_ptr() != first.data_ptr()
+    with pytest.raises(AssertionError, match="something else"):
+        memory.give_back(second[64:])
