@@ -11,6 +11,7 @@ from torch import Tensor
 from model_worker.kv_layout import HEAD_MAJOR, KVLayout
 from model_worker.kv_shape import KVShape
 from model_worker.placement import ON_CPU
+from model_worker.resident_pages import make_resident
 from tessera.values.config import ConfigError
 from tessera.values.model import KVGeometry
 
@@ -80,6 +81,12 @@ class KVPool:
         self.scales = torch.ones(num_layers, 2, dtype=torch.float32, device=store.device)
         """Of each layer's keys and values, float32 `[num_layers, 2]`; ones unless the dtype has 8 bits and the weights say otherwise."""
         self.paired: KVPool | None = None
+
+    def make_resident(self) -> None:
+        """Of a pool in host memory, see there; of the paired one too. May run beside everything else."""
+        for pool in (self, self.paired):
+            if pool is not None and pool.store.device.type == "cpu":
+                make_resident(pool._data)
 
     @classmethod
     def of_shape(

@@ -69,7 +69,7 @@ def load_engine(config: WorkerConfig, ranks: RankProcesses | None = None) -> Eng
     size = _pool_size(part, token_bytes, profile, crew)
     if crew is not None:
         crew.tell(size)
-    kv = part.pool(size)
+    kv = part.serving_pool(size)
     info = loaded.info
     model = part.recorded(kv)
     blocks: KVBlocks = LocalBlocks(kv, size.num_host_blocks)

@@ -1,6 +1,7 @@
 """What one rank of a worker holds: the model, or its part of it, its KV pool, and what is recorded of both."""
 
 import os
+import threading
 import time
 from dataclasses import dataclass, replace
 
@@ -46,6 +47,14 @@ _DETERMINISTIC_ALONE = ModelInfo(
     tokenizer_digest="",
     weights_digest=DETERMINISTIC,
 )
+
+
+_NICEST = 19
+
+
+def _fill(kv: KVPool) -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICEST)  # of this thread
+    kv.make_resident()
 
 
 def device_choice(config: WorkerConfig) -> DeviceChoice:
@@ -108,6 +117,12 @@ class ModelPart:
         """Reserved. Raises ConfigError."""
         shape = self.loaded.model.config.kv_shape_of(self.group)
         return KVPool.of_shape(shape, size.num_blocks, self.config.block_size, self.loaded.store, self.draft_shape)
+
+    def serving_pool(self, size: PoolSize) -> KVPool:
+        """A pool that is to be used for long: its memory comes while the worker starts, not in the middle of the first prompts. Raises ConfigError."""
+        kv = self.pool(size)
+        threading.Thread(target=_fill, args=(kv,), name="kv-pages", daemon=True).start()
+        return kv
 
     @torch.inference_mode()
     def measure(self, profile: MemoryProfile) -> GPUMemory:

@@ -49,7 +49,7 @@ def main(line: Connection) -> None:
     if profile is not None and config.kv_cache_bytes is None:
         send(line, _measured(part, profile))
     size: PoolSize = receive(line)
-    kv = part.pool(size)
+    kv = part.serving_pool(size)
     model = part.recorded(kv)
     _log.info("rank ready", rank=group.rank, kv_blocks=kv.num_blocks)
     placement = loaded.kernels.placement

@@ -1,11 +1,13 @@
 """The pool's size, layout and laziness."""
 
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from model_worker import resident_pages
 from model_worker.host_pool import HostPool
 from model_worker.kv_layout import KEYS_TRANSPOSED, PAIRED, SHUFFLED, TOKEN_MAJOR
 from model_worker.kv_pool import KVPool, KVPoolTooSmall, KVStore, num_blocks_for, reserved_zeros
@@ -132,6 +134,26 @@ def test_a_host_pool_costs_nothing_until_it_is_used() -> None:
     host.swap_out(np.array([[0, block] for block in range(364)], np.int32))
     assert resident_bytes() - before > 100 << 20
     assert HostPool(kv, 0).num_blocks == 0
+
+
+def test_a_pool_is_backed_while_it_is_written() -> None:
+    kv = KVPool(30, 364, 16, 3, 64)
+    kv.raw_block(7).fill_(2.0)
+    before = resident_bytes()
+    thread = threading.Thread(target=kv.make_resident)
+    thread.start()
+    kv.raw_block(200).fill_(3.0)
+    thread.join()
+    assert resident_bytes() - before > 100 << 20
+    assert [float(kv.raw_block(block).float().mean()) for block in (7, 200, 300)] == [2.0, 3.0, 0.0]
+
+
+def test_no_memory_is_taken_that_others_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = KVPool(30, 364, 16, 3, 64)
+    monkeypatch.setattr(resident_pages, "SPARE_BYTES", 2**60)
+    before = resident_bytes()
+    kv.make_resident()
+    assert resident_bytes() - before < 16 << 20
 
 
 def test_a_pool_for_which_there_is_no_memory_says_which_options_to_lower():
