@@ -82,11 +82,10 @@ class KVPool:
         """Of each layer's keys and values, float32 `[num_layers, 2]`; ones unless the dtype has 8 bits and the weights say otherwise."""
         self.paired: KVPool | None = None
 
-    def make_resident(self) -> None:
+    def make_resident(self) -> bool:
         """Of a pool in host memory, see there; of the paired one too. May run beside everything else."""
-        for pool in (self, self.paired):
-            if pool is not None and pool.store.device.type == "cpu":
-                make_resident(pool._data)
+        pools = (pool for pool in (self, self.paired) if pool is not None)
+        return all(pool.store.device.type != "cpu" or make_resident(pool._data) for pool in pools)
 
     @classmethod
     def of_shape(

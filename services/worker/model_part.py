@@ -1,5 +1,6 @@
 """What one rank of a worker holds: the model, or its part of it, its KV pool, and what is recorded of both."""
 
+import contextlib
 import os
 import threading
 import time
@@ -53,8 +54,10 @@ _NICEST = 19
 
 
 def _fill(kv: KVPool) -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICEST)  # of this thread
-    kv.make_resident()
+    with contextlib.suppress(OSError):  # a container may forbid it
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICEST)  # of this thread
+    if not kv.make_resident():
+        _log.info("the KV cache's memory comes as it is first written: the system is too old, or has too little left")
 
 
 def device_choice(config: WorkerConfig) -> DeviceChoice:

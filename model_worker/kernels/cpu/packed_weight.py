@@ -23,8 +23,8 @@ class PackedWeight(Table):
         self._library = library
         self._out, self._in = weight.shape
         matrix = MatrixView(address(weight), *weight.shape, *weight.stride())
-        for self._kind in KINDS[dtype]:
-            self._data = library.memory.take(library.weight_bytes(self._kind, *weight.shape))
+        for kind in KINDS[dtype]:
+            self._kind, self._data = kind, library.memory.take(library.weight_bytes(kind, *weight.shape))
             view = self.view(None)
             if library.pack(matrix, view):
                 break
