@@ -27,10 +27,22 @@ def make_resident(memory: Tensor) -> bool:
     return all(available_bytes() > SPARE_BYTES and madvise(at, size, _MADV_POPULATE_WRITE) == 0 for at, size in pieces)
 
 
-def available_bytes() -> int:
-    """What the system says that it can give without swapping; 0 where it says nothing."""
+def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> float:
+    """What the system can give without swapping, and a container's limit allows (what it caches counts as used); 0 where the system says nothing."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = (proc / "meminfo").read_text().splitlines()
     except OSError:
         return 0
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
+    free = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
+    return min(free, *(_left(cgroup / limit, cgroup / used) for limit, used in _CGROUP_FILES))
+
+
+_CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+"""Limit and use, of versions 2 and 1."""
+
+
+def _left(limit: Path, used: Path) -> float:
+    try:
+        return int(limit.read_text()) - int(used.read_text())
+    except (OSError, ValueError):  # another version, or "max"
+        return float("inf")

@@ -156,6 +156,16 @@ def test_no_memory_is_taken_that_others_need(monkeypatch: pytest.MonkeyPatch) ->
     assert resident_bytes() - before < 16 << 20
 
 
+@pytest.mark.parametrize(("limit", "expected"), [("max", 4096000), ("1000000", 400000), (None, 4096000)])
+def test_a_container_s_limit_counts_too(tmp_path: Path, limit: str | None, expected: int) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text("600000\n")
+    assert resident_pages.available_bytes(tmp_path, tmp_path) == expected
+    assert resident_pages.available_bytes(tmp_path / "nowhere", tmp_path) == 0
+
+
 def test_a_pool_for_which_there_is_no_memory_says_which_options_to_lower():
     with pytest.raises(ConfigError, match="lower kv_cache_bytes or swap_bytes"):
         reserved_zeros((2**40, 2**20), torch.float32)
